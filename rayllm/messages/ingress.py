@@ -1,0 +1,137 @@
+"""What an engine sends to an ingress over their session. A frame is a list of these."""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token and of its likeliest alternatives, in descending order.
+
+    `rank` is 1 for the likeliest token. Values are natural logarithms of the model's own distribution, before
+    penalties and temperature.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int] = []
+    top_logprobs: list[float] = []
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """How busy an engine is, sent along with every step."""
+
+    running: int = 0
+    waiting: int = 0
+    tokens_waiting: int = 0
+    """Prompt tokens not yet computed, of all its requests."""
+    kv_usage: float = 0.0
+    """Share of the KV blocks that requests hold, 0 to 1."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """Answer to `Hello`."""
+
+    engine_id: str
+
+
+class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
+    """The request is queued; outputs follow."""
+
+    request_id: int
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
+    """The request was not taken; nothing more follows.
+
+    `kind` `request` is the request's own fault (400), `overloaded` means that the queue is full (503).
+    """
+
+    request_id: int
+    kind: Literal["request", "overloaded"]
+    message: str
+    param: str | None = None
+
+
+class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What one step produced for one request."""
+
+    request_id: int
+    token_ids: list[int] = []
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The end or stop token that ended it. An end token is part of `token_ids`."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each of `token_ids`, if asked for."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Sent once, with the first output: one for each prompt token, None for the first."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; sent with the first output."""
+    error: str | None = None
+    """Why it ended, where the reason is `error`."""
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
+    """All that one engine step has for this ingress."""
+
+    outputs: list[RequestOutput]
+    load: Load
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """Answer to `Ping`, with the load, so that an idle session knows it too.
+
+    `stalled_s` is how long the current step has been running, in seconds; 0 when the engine is idle.
+    """
+
+    number: int
+    load: Load
+    stalled_s: float = 0.0
+
+
+class Histogram(msgspec.Struct, frozen=True, array_like=True):
+    """A Prometheus histogram: upper bounds, counts per bucket (not cumulative, one more than bounds), sum."""
+
+    bounds: list[float]
+    counts: list[int]
+    sum: float
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's metrics at one moment. Counters only rise while the engine lives."""
+
+    load: Load = Load()
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    """Of these, tokens that were found."""
+    finished: dict[str, int] = {}
+    """Ended requests by reason: stop, length, abort, error."""
+    blocks_total: int = 0
+    blocks_free: int = 0
+    """Free blocks, cached ones included."""
+    histograms: dict[str, Histogram] = {}
+    """By metric name without prefix, such as `time_to_first_token_seconds`."""
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats"):
+    """Answer to `StatsRequest`."""
+
+    number: int
+    engine_id: str
+    stats: EngineStats
+
+
+class Dead(msgspec.Struct, frozen=True, tag="dead"):
+    """The engine failed; the session ends."""
+
+    reason: str
+
+
+ToIngress = Welcome | Admitted | Rejected | StepOutputs | Pong | Stats | Dead

@@ -1,0 +1,58 @@
+"""How the tokens of one request are chosen."""
+
+import msgspec
+
+GREEDY_EPSILON = 1e-5
+"""A temperature below this is greedy."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters of one choice of one request, already validated (see `rayllm.messages.validate`).
+
+    Token ids are ints in [0, vocabulary size). Strings (`stop`) are looked for by whoever turns tokens into text;
+    the engine knows token ids only.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy; at most 2 by way of HTTP."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in the prompt or the output (CTRL, 2019)."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time a token stands in the output."""
+    presence_penalty: float = 0.0
+    """Subtracted once if a token stands in the output."""
+    logit_bias: dict[int, float] | None = None
+    bad_words: tuple[str, ...] = ()
+    """As given; `bad_words_ids` holds what the renderer made of them."""
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences whose last token may not follow the rest."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
+    """No end token and no stop token before so many output tokens."""
+    max_tokens: int | None = None
+    """None: as many as the context allows."""
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    seed: int | None = None
+    """None: one is drawn where the request enters."""
+    n: int = 1
+    """Choices; each is a request of its own in the engine, with a choice index."""
+    logprobs: int | None = None
+    """Alternatives reported beside each token (0: the chosen one only; -1: the whole vocabulary)."""
+    prompt_logprobs: int | None = None
+    """The same for prompt tokens."""
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    extra_args: dict[str, msgspec.Raw | str | int | float | bool | list | dict | None] | None = None
+    """Arguments for logits processors, by name."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.temperature < GREEDY_EPSILON
