@@ -1,0 +1,65 @@
+"""What the HTTP app needs from the service behind it: one interface, met by `serving` and by a fake in tests."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from rayllm.messages.engine import Add
+from rayllm.messages.ingress import RequestOutput
+
+
+class Stream(Protocol):
+    """The outputs of one admitted choice. Iterating ends after the output that has a finish reason.
+
+    A slow reader loses nothing and costs nothing: outputs that wait are merged into one.
+    """
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        """Outputs as they come, each with the tokens since the last one.
+
+        Raises (from the iterator):
+            ReplicaLost: the engine is gone and no other can go on with the request.
+        """
+        ...
+
+    def abort(self, reason: str = "abort") -> None:
+        """Stop the request (`abort`: its client left, `stop`: a stop string ended it). Idempotent, never blocks."""
+        ...
+
+
+class Service(Protocol):
+    """The service as the HTTP app sees it."""
+
+    async def submit(self, adds: list[Add]) -> list[Stream]:
+        """Send all choices of one HTTP request to the engines, and wait until each is admitted.
+
+        `request_id` of each Add is ignored and assigned here. If one is refused, the others are aborted.
+
+        Raises:
+            RequestError: an engine refused it as wrong.
+            Overloaded: no engine can take it now.
+        """
+        ...
+
+    async def render_chat(self, messages: list[dict], tools: list[dict] | None, options: dict) -> list[int]:
+        """Token ids of a conversation; in this process or in the renderer deployment, whichever is cheaper.
+
+        Raises:
+            RequestError: the template refuses the conversation.
+        """
+        ...
+
+    async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def healthy(self) -> str | None:
+        """None while at least one engine serves, else why not."""
+        ...
+
+    def load(self) -> int:
+        """Requests of all engines that run or wait."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """Prometheus text for the whole service."""
+        ...

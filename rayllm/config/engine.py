@@ -1,0 +1,44 @@
+"""The resolved settings of one engine: plain values, frozen, nothing left to decide but the number of KV blocks."""
+
+from dataclasses import dataclass
+
+from rayllm.config.model_facts import ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine and its workers need to know. Made by `rayllm.config.resolve`, never edited."""
+
+    model: ModelFacts
+    dtype: str
+    """`float32`, `bfloat16` or `float16`."""
+    device: str = "cpu"
+    attention_backend: str = "torch"
+    load_format: str = "auto"
+    max_model_len: int
+    """Prompt and output of one request together, in tokens."""
+    max_num_seqs: int = 256
+    """Requests in one step."""
+    max_num_batched_tokens: int = 2048
+    """Tokens in one step."""
+    max_waiting: int = 4096
+    """Requests that may wait; more are refused."""
+    block_size: int = 16
+    """Tokens in a KV block."""
+    kv_cache_memory_bytes: int | None = None
+    """Bytes of KV cache; None takes a share of the memory that is free."""
+    num_blocks: int | None = None
+    """KV blocks, whatever memory they take; None derives them from bytes."""
+    memory_share: float = 0.4
+    """Share of free memory for KV, where no bytes are given, divided among `engines_on_host`."""
+    engines_on_host: int = 1
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    """`fcfs` or `priority`."""
+    async_scheduling: bool = True
+    tensor_parallel_size: int = 1
+    threads: int | None = None
+    """Threads for products; None takes what the machine has, divided among `engines_on_host`."""
+    logits_processors: tuple[str, ...] = ()
+    """Classes to load, as `module:Class`."""
+    seed: int = 0
