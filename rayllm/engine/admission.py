@@ -1,0 +1,64 @@
+"""The engine's door: what is checked before a request may enter the loop, where it could do harm."""
+
+from rayllm.config.engine import EngineConfig
+from rayllm.engine.request import Request
+from rayllm.errors import ContextTooLong, RequestError
+from rayllm.kv.prefix import root_hash
+from rayllm.messages.engine import Add
+
+
+class Admission:
+    """Checks requests against one engine's limits. Callers over HTTP were checked before; others were not."""
+
+    def __init__(self, config: EngineConfig, logits_processors: frozenset[str]) -> None:
+        self._config = config
+        self._processors = logits_processors
+        self._eos = frozenset(config.model.eos_token_ids)
+
+    def check(self, add: Add) -> None:
+        """Refuse what this engine cannot serve.
+
+        Raises:
+            RequestError: names the field.
+        """
+        config, sampling = self._config, add.sampling
+        if not add.prompt_token_ids:
+            raise RequestError("the prompt has no tokens", "prompt")
+        ids = (add.prompt_token_ids, add.output_token_ids, sampling.stop_token_ids, sampling.logit_bias or ())
+        for name, tokens in zip(("prompt", "output_token_ids", "stop_token_ids", "logit_bias"), ids, strict=True):
+            self._check_ids(name, tokens)
+        self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
+        for word in sampling.bad_words_ids:
+            self._check_ids("bad_words", word)
+        wanted = 1 if sampling.max_tokens is None else sampling.max_tokens
+        length = len(add.prompt_token_ids)
+        if length + min(wanted, 1) > config.max_model_len:
+            raise ContextTooLong(
+                f"the prompt has {length} tokens, and the context of {config.max_model_len} tokens "
+                "must hold the prompt and the output", "prompt",
+            )  # fmt: skip
+        if sampling.n != 1:
+            raise RequestError("an engine takes one choice a request; send n requests", "n")
+        if sampling.seed is None and not sampling.greedy:
+            raise RequestError("an engine needs a seed, drawn where the request enters", "seed")
+        unknown = set(sampling.extra_args or ()) - self._processors
+        if unknown:
+            raise RequestError(
+                f"no logits processor is named {sorted(unknown)[0]!r}; load it with --logits-processors", "vllm_xargs"
+            )
+
+    def make_request(self, client: int, add: Add, now: float) -> Request:
+        """The request that the loop works on."""
+        sampling = add.sampling
+        length, longest = len(add.prompt_token_ids), self._config.max_model_len
+        limit = longest if sampling.max_tokens is None else min(longest, length + sampling.max_tokens)
+        eos = frozenset() if sampling.ignore_eos else self._eos
+        return Request(
+            client, add, limit=limit, stop_ids=eos | frozenset(sampling.stop_token_ids),
+            root=root_hash(add.cache_salt), now=now,
+        )  # fmt: skip
+
+    def _check_ids(self, name: str, tokens: object) -> None:
+        assert isinstance(tokens, list | tuple | dict)
+        if tokens and not (min(tokens) >= 0 and max(tokens) < self._config.model.vocab_size):
+            raise RequestError(f"token ids must be 0 to {self._config.model.vocab_size - 1}", name)

@@ -1,0 +1,307 @@
+"""The engine: one model, one thread, one loop. It knows token ids, no text, and neither Ray nor HTTP.
+
+The loop takes new requests, plans a step, sends it to the executor and takes in the step before it, so that
+planning and delivery happen while the workers compute. It sleeps, without a timer, while there is nothing to do.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from rayllm.config.engine import EngineConfig
+from rayllm.engine.admission import Admission
+from rayllm.engine.metrics import EngineMetrics
+from rayllm.engine.request import Request, State
+from rayllm.engine.scheduler import Limits, PlannedStep, Scheduler
+from rayllm.errors import ConfigError, EngineDead, Overloaded, RequestError
+from rayllm.executor.base import Executor, build_executor
+from rayllm.kv.blocks import BlockPool
+from rayllm.messages.engine import Add
+from rayllm.messages.ingress import EngineStats, Load, RequestOutput
+from rayllm.messages.worker import StepResult
+
+log = logging.getLogger(__name__)
+
+Outputs = dict[int, list[RequestOutput]]
+"""Outputs of one step by client number."""
+Deliver = Callable[[Outputs, Load], None]
+
+REASONS = ("abort", "stop")
+
+
+class Engine:
+    """Serves requests of numbered clients. All public methods may be called from any thread."""
+
+    def __init__(self, config: EngineConfig, executor: Executor, pool: BlockPool) -> None:
+        """Use `build`, which makes the parts; this only puts them together."""
+        self.config = config
+        self._executor = executor
+        self._pool = pool
+        self._scheduler = Scheduler(
+            Limits(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                block_size=config.block_size,
+                prefix_caching=config.enable_prefix_caching,
+                by_priority=config.scheduling_policy == "priority",
+            ),
+            pool,
+        )
+        self._admission = Admission(config, executor.logits_processor_names())
+        self._metrics = EngineMetrics()
+        self._requests: dict[tuple[int, int], Request] = {}
+        self._sent: deque[tuple[PlannedStep, Future[StepResult]]] = deque()
+        self._depth = 2 if config.async_scheduling else 1
+        # Between the callers' threads and the loop: changed only under the condition's lock.
+        self._wake = threading.Condition()
+        self._inbox: list[tuple[int, Add | tuple[int | None, str]]] = []
+        self._open: set[tuple[int, int]] = set()
+        self._stopping = False
+        self._dead: str | None = None
+        self._step_began = 0.0
+        self._load = Load()
+        self._deliver: Deliver = lambda outputs, load: None
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def build(cls, config: EngineConfig) -> "Engine":
+        """Load the model, allocate the KV cache and put an engine together. Takes seconds.
+
+        Raises:
+            ModelError: the model's files cannot be used.
+            ConfigError: the KV cache cannot hold one request of `max_model_len` tokens.
+        """
+        executor = build_executor(config)
+        try:
+            blocks = count_blocks(config, executor)
+            executor.allocate(blocks)
+        except BaseException:
+            executor.shutdown()
+            raise
+        log.info("KV cache: %d blocks of %d tokens", blocks, config.block_size)
+        return cls(config, executor, BlockPool(blocks))
+
+    def start(self, deliver: Deliver) -> None:
+        """Start the loop. `deliver` is called from its thread, after each step that has outputs; it must not block."""
+        assert self._thread is None
+        self._deliver = deliver
+        self._thread = threading.Thread(target=self._run, name="rllm-engine", daemon=True)
+        self._thread.start()
+
+    def add(self, client: int, add: Add) -> None:
+        """Admit a request; its outputs go to `deliver` under the client's number.
+
+        Raises:
+            RequestError: it can never be served as it is.
+            Overloaded: too many requests wait.
+            EngineDead: the engine serves no more.
+        """
+        self._admission.check(add)
+        key = (client, add.request_id)
+        with self._wake:
+            if self._dead is not None or self._stopping:
+                raise EngineDead(self._dead or "the engine is shutting down")
+            if key in self._open:
+                raise RequestError(f"request id {add.request_id} is in use", "request_id")
+            if len(self._open) >= self.config.max_num_seqs + self.config.max_waiting:
+                raise Overloaded(f"{len(self._open)} requests run or wait, which is the limit")
+            self._open.add(key)
+            self._inbox.append((client, add))
+            self._wake.notify()
+
+    def abort(self, client: int, request_id: int, reason: str = "abort") -> None:
+        """Forget a request and free its blocks before the next step. Unknown ids are passed over."""
+        assert reason in REASONS, reason
+        with self._wake:
+            if (client, request_id) in self._open:
+                self._inbox.append((client, (request_id, reason)))
+                self._wake.notify()
+
+    def abort_client(self, client: int) -> None:
+        """Forget all requests of a client."""
+        with self._wake:
+            self._inbox.append((client, (None, "abort")))
+            self._wake.notify()
+
+    def load(self) -> Load:
+        """How busy the engine is."""
+        return self._load
+
+    def stalled_s(self) -> float:
+        """Seconds since the step under way began; 0 when idle."""
+        began = self._step_began
+        return time.monotonic() - began if began else 0.0
+
+    @property
+    def dead(self) -> str | None:
+        """Why the loop ended by a fault, or None."""
+        return self._dead
+
+    def stats(self) -> EngineStats:
+        """All metrics at this moment."""
+        metrics, counters, pool = self._metrics, self._scheduler.counters, self._pool
+        return EngineStats(
+            load=self._load, prompt_tokens=metrics.prompt_tokens, generation_tokens=metrics.generation_tokens,
+            preemptions=counters.preemptions, prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits, finished=dict(metrics.finished), blocks_total=pool.num_blocks,
+            blocks_free=pool.free, histograms={name: d.snapshot() for name, d in metrics.histograms.items()},
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Assert the invariants of an idle engine: no request, no block held. For tests."""
+        assert not self._requests and not self._open and not self._sent
+        self._pool.check()
+        assert self._pool.stats().held == 0, self._pool.stats()
+
+    def shutdown(self) -> None:
+        """End the loop and the workers. Requests that are open get no more outputs. Idempotent."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=30)
+        self._executor.shutdown()
+
+    # -- the loop
+
+    def _run(self) -> None:
+        try:
+            while self._take_inbox():
+                outputs = self._step()
+                if outputs:
+                    self._deliver(outputs, self._load)
+        except Exception as error:
+            log.exception("the engine failed")
+            self._die(f"{type(error).__name__}: {error}")
+
+    def _take_inbox(self) -> bool:
+        """Wait for something to do and take in what callers left. False at the end."""
+        with self._wake:
+            if not self._inbox and not self._requests and not self._sent:
+                self._step_began = 0.0
+                self._update_load()
+                while not self._inbox and not self._stopping:
+                    self._wake.wait()
+            if self._stopping:
+                return False
+            inbox, self._inbox = self._inbox, []
+        self._step_began = time.monotonic()
+        for client, item in inbox:
+            if isinstance(item, Add):
+                request = self._admission.make_request(client, item, time.time())
+                self._requests[request.key] = request
+                self._scheduler.add(request)
+            elif item[0] is None:
+                for key in [key for key in self._requests if key[0] == client]:
+                    self._end(self._requests[key], item[1])
+            elif request := self._requests.get((client, item[0])):  # type: ignore[assignment]
+                self._end(request, item[1])
+        return True
+
+    def _step(self) -> Outputs:
+        """Send the next step, if there is one, and take in the oldest when enough are under way."""
+        step = self._scheduler.plan()
+        if step is not None:
+            self._note_started(step)
+            self._sent.append((step, self._executor.submit(step.plan)))
+        if not self._sent or (step is not None and len(self._sent) < self._depth):
+            return {}
+        step, future = self._sent.popleft()
+        result = future.result()
+        outputs: Outputs = {}
+        now = time.time()
+        for request, output in self._scheduler.commit(step, result):
+            self._count(request, output, now)
+            outputs.setdefault(request.client, []).append(output)
+        self._update_load()
+        return outputs
+
+    def _note_started(self, step: PlannedStep) -> None:
+        if step.plan.start:
+            now = time.time()
+            for request in step.requests:
+                if not request.running_time:
+                    request.running_time = now
+                    self._metrics.histograms["request_queue_time_seconds"].observe(now - request.queued_time)
+
+    def _end(self, request: Request, reason: str) -> None:
+        if request.state is not State.FINISHED:
+            self._scheduler.finish(request)
+        self._forget(request, reason, time.time())
+
+    def _count(self, request: Request, output: RequestOutput, now: float) -> None:
+        """Keep the metrics of one output, and forget the request if it is its last."""
+        metrics = self._metrics
+        metrics.generation_tokens += len(output.token_ids)
+        if output.cached_tokens is not None:
+            metrics.prompt_tokens += request.num_prompt
+            request.first_token_time = now
+            # A request that lost its engine had its first token there.
+            if not request.add.output_token_ids:
+                metrics.histograms["time_to_first_token_seconds"].observe(now - request.add.arrival_time)
+        else:
+            metrics.histograms["inter_token_latency_seconds"].observe(now - request.last_token_time)
+        request.last_token_time = now
+        if output.finish_reason is not None:
+            metrics.histograms["request_prompt_tokens"].observe(request.num_prompt)
+            metrics.histograms["request_generation_tokens"].observe(request.num_output)
+            self._forget(request, output.finish_reason, now)
+
+    def _forget(self, request: Request, reason: str, now: float) -> None:
+        del self._requests[request.key]
+        with self._wake:
+            self._open.discard(request.key)
+        self._metrics.finished[reason] += 1
+        self._metrics.histograms["e2e_request_latency_seconds"].observe(now - request.add.arrival_time)
+
+    def _update_load(self) -> None:
+        scheduler, stats = self._scheduler, self._pool.stats()
+        self._load = Load(
+            running=len(scheduler.running), waiting=scheduler.num_waiting, tokens_waiting=scheduler.tokens_waiting,
+            kv_usage=stats.held / self._pool.num_blocks,
+        )  # fmt: skip
+
+    def _die(self, reason: str) -> None:
+        """End all requests with an error and refuse new ones."""
+        with self._wake:
+            self._dead = reason
+            waiting = [(client, item) for client, item in self._inbox if isinstance(item, Add)]
+            self._inbox = []
+        keys = [*self._requests, *((client, add.request_id) for client, add in waiting)]
+        outputs: Outputs = {}
+        for client, request_id in keys:
+            output = RequestOutput(request_id, finish_reason="error", error="the engine failed")
+            outputs.setdefault(client, []).append(output)
+            self._metrics.finished["error"] += 1
+        self._requests.clear()
+        self._open.clear()
+        self._load = Load()
+        self._deliver(outputs, self._load)
+
+
+def count_blocks(config: EngineConfig, executor: Executor) -> int:
+    """How many KV blocks the engine gets: the number set, or what the bytes set or the free memory allow.
+
+    Raises:
+        ConfigError: they cannot hold one request of `max_model_len` tokens.
+    """
+    block_bytes = executor.kv_bytes_per_block()
+    if config.num_blocks is not None:
+        blocks, option = config.num_blocks, "--num-gpu-blocks-override"
+    elif config.kv_cache_memory_bytes is not None:
+        blocks, option = config.kv_cache_memory_bytes // block_bytes, "--kv-cache-memory-bytes"
+    else:
+        blocks, option = executor.available_kv_bytes() // block_bytes, "--kv-cache-memory-bytes"
+    need = -(-config.max_model_len // config.block_size)
+    if blocks < need:
+        raise ConfigError(
+            option,
+            f"{blocks} blocks of {config.block_size} tokens cannot hold one request of "
+            f"--max-model-len {config.max_model_len} tokens, which takes {need} blocks",
+            f"raise it to {need if config.num_blocks is not None else need * block_bytes} or lower --max-model-len "
+            f"to {blocks * config.block_size}",
+        )
+    return blocks

@@ -1,0 +1,46 @@
+"""How a step reaches the workers: one interface, and one place that chooses among its forms."""
+
+from concurrent.futures import Future
+from typing import Protocol
+
+from rayllm.config.engine import EngineConfig
+from rayllm.messages.worker import StepPlan, StepResult
+
+
+class Executor(Protocol):
+    """Owns the workers of one engine. Steps are carried out in the order in which they were submitted."""
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one KV block over all layers, on the worker that needs most."""
+        ...
+
+    def available_kv_bytes(self) -> int:
+        """Bytes that the KV cache may take, on the worker that has least."""
+        ...
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocate the KV cache. Called once, before the first step."""
+        ...
+
+    def logits_processor_names(self) -> frozenset[str]:
+        """Names under which requests may give arguments to logits processors."""
+        ...
+
+    def submit(self, plan: StepPlan) -> "Future[StepResult]":
+        """Send a step; does not wait. The future raises if a worker failed, after which no step is carried out."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the workers. Idempotent."""
+        ...
+
+
+def build_executor(config: EngineConfig) -> Executor:
+    """Make the executor that the config asks for, with its workers' models loaded.
+
+    Raises:
+        ModelError: the model's files cannot be used.
+    """
+    from rayllm.executor.uni import UniExecutor  # loads torch, which an engine under test may do without
+
+    return UniExecutor(config)

@@ -1,0 +1,44 @@
+"""One worker in this process, on a thread of its own."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from rayllm.config.engine import EngineConfig
+from rayllm.messages.worker import StepPlan, StepResult
+from rayllm.worker.worker import Worker
+
+
+class UniExecutor:
+    """Runs the worker on one thread, so that the engine plans while the model computes."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-worker")
+        try:
+            # Built on the thread that will use it: thread counts of products are a thread's own setting.
+            self._worker = self._thread.submit(Worker, config).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one KV block over all layers."""
+        return self._worker.kv_bytes_per_block()
+
+    def available_kv_bytes(self) -> int:
+        """Bytes that the KV cache may take."""
+        return self._worker.available_kv_bytes()
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocate the KV cache."""
+        self._thread.submit(self._worker.allocate, num_blocks).result()
+
+    def logits_processor_names(self) -> frozenset[str]:
+        """Names of the loaded logits processors."""
+        return self._worker.logits_processor_names()
+
+    def submit(self, plan: StepPlan) -> "Future[StepResult]":
+        """Queue a step for the worker's thread."""
+        return self._thread.submit(self._worker.execute, plan)
+
+    def shutdown(self) -> None:
+        """End the thread after the steps that were submitted."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
