@@ -238,7 +238,6 @@ class Engine:
         metrics.generation_tokens += len(output.token_ids)
         if output.cached_tokens is not None:
             metrics.prompt_tokens += request.num_prompt
-            request.first_token_time = now
             # A request that lost its engine had its first token there.
             if not request.add.output_token_ids:
                 metrics.histograms["time_to_first_token_seconds"].observe(now - request.add.arrival_time)

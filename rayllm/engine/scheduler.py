@@ -129,8 +129,8 @@ class Scheduler:
         assert len(result.token_ids) == len(step.sampling), (result.rows, step.plan)
         for row, entries in result.prompt_logprobs.items():
             request = step.requests[step.plan.rows.index(row)]
-            # One that was preempted since, and has no row, begins again with its prompt.
-            if request.row == row and request.prompt_logprobs is not None:
+            # One that was preempted since, in the middle of its prompt, begins again.
+            if (request.row == row or request.in_flight) and request.prompt_logprobs is not None:
                 request.prompt_logprobs.extend(entries)
         outputs = []
         for request, row, token in zip(step.sampling, result.rows, result.token_ids, strict=True):
@@ -229,7 +229,7 @@ class Scheduler:
         self.running.remove(request)
         self._release(request)
         request.computed = request.published = 0
-        if request.prompt_logprobs is not None:
+        if request.prompt_logprobs is not None and not request.in_flight:
             request.prompt_logprobs = []
         request.move_to(State.PREEMPTED)
         self._enqueue(request)

@@ -107,7 +107,8 @@ class BlockPool:
         empty, cached = set(self._empty), set(self._cached)
         held = {b for b in range(self.num_blocks) if self._references[b] > 0}
         assert len(empty) == len(self._empty), "an empty block is listed twice"
-        assert not (empty & cached or empty & held or cached & held)
+        assert empty.isdisjoint(cached)
+        assert held.isdisjoint(empty | cached)
         assert len(empty) + len(cached) + len(held) == self.num_blocks
         assert all(self._hash[b] is None for b in empty)
         assert all(self._hash[b] is not None for b in cached)

@@ -1,0 +1,44 @@
+"""Logits processors of the user's own: classes loaded at start, applied to the requests that name them."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from rayllm.config.model_facts import ModelFacts
+from rayllm.errors import ConfigError
+
+
+class LogitsProcessor(Protocol):
+    """What a class given to --logits-processors must offer. It is constructed once, with the model's facts.
+
+    A request uses it by giving arguments under its `name` (`vllm_xargs` over HTTP, `extra_args` in Python).
+    """
+
+    name: str
+
+    def __call__(self, logits_V: torch.Tensor, prompt: list[int], output: list[int], argument: Any) -> torch.Tensor:
+        """The logits to sample from, float32, given the request's tokens so far. May change `logits_V` in place."""
+        ...
+
+
+def load_processors(names: tuple[str, ...], model: ModelFacts) -> Mapping[str, LogitsProcessor]:
+    """Load classes given as `module:Class`; by the name that requests use.
+
+    Raises:
+        ConfigError: one cannot be imported, or does not look like a logits processor.
+    """
+    loaded: dict[str, LogitsProcessor] = {}
+    for path in names:
+        module, _, attribute = path.partition(":")
+        try:
+            processor = getattr(importlib.import_module(module), attribute)(model)
+        except Exception as error:
+            raise ConfigError(
+                "--logits-processors", f"cannot load {path!r}: {error}", "give it as module:Class, importable here"
+            ) from error
+        if not isinstance(getattr(processor, "name", None), str) or not callable(processor):
+            raise ConfigError("--logits-processors", f"{path} has no name or cannot be called")
+        loaded[processor.name] = processor
+    return loaded

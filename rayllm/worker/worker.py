@@ -1,0 +1,101 @@
+"""One rank: the model, its KV cache, the state of the batch, and the step that brings them together."""
+
+import os
+
+import torch
+
+from rayllm.config.engine import EngineConfig
+from rayllm.messages.ingress import TokenLogprobs
+from rayllm.messages.worker import StepPlan, StepResult
+from rayllm.model.loader import load_model
+from rayllm.worker.batch import Batch, StepInputs
+from rayllm.worker.memory import available_memory
+from rayllm.worker.processors import load_processors
+from rayllm.worker.sampler import Sampler, prompt_logprobs
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SLICE = 128
+"""Rows of logits that are held at one time for prompt log-probabilities."""
+
+
+class Worker:
+    """Carries out steps, in order, all on the thread that made it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model.
+
+        Raises:
+            ModelError: its files cannot be used.
+            ConfigError: a logits processor cannot be loaded.
+        """
+        self._config = config
+        torch.set_num_threads(thread_count(config))
+        self._device = torch.device(config.device)
+        self._processors = load_processors(config.logits_processors, config.model)
+        self._model = load_model(config.model, DTYPES[config.dtype], self._device, load_format=config.load_format)
+        self._batch = Batch(
+            rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
+            vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
+        )  # fmt: skip
+        self._sampler = Sampler(self._processors)
+        self._caches: object = None
+
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of one block over all layers."""
+        return sum(spec.bytes_per_token for spec in self._model.cache_specs()) * self._config.block_size
+
+    def available_kv_bytes(self) -> int:
+        """The share of free memory that one engine may take for its cache, on this host."""
+        share = self._config.memory_share / self._config.engines_on_host
+        return min(int(available_memory() * share), MAX_DEFAULT_KV_BYTES // self._config.engines_on_host)
+
+    def allocate(self, num_blocks: int) -> None:
+        """Allocate the cache for `num_blocks` blocks."""
+        self._caches = self._model.new_caches(num_blocks, self._config.block_size)
+
+    def logits_processor_names(self) -> frozenset[str]:
+        """Names of the loaded logits processors."""
+        return frozenset(self._processors)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step and append the sampled tokens to their rows."""
+        self._batch.apply(plan)
+        inputs = self._batch.inputs(plan, self._device)
+        hidden_TD = self._model(inputs.token_ids, inputs.positions, inputs.attention, self._caches)
+        prompt = self._prompt_logprobs(inputs, hidden_TD)
+        self._batch.advance(plan)
+        if not inputs.sampled_rows:
+            return StepResult([], [], {}, prompt)
+        logits_RV = self._model.logits(hidden_TD[inputs.sampled_positions])
+        sampled = self._sampler.sample(logits_RV, [self._batch.state(row) for row in inputs.sampled_rows])
+        self._batch.append(inputs.sampled_rows, sampled.token_ids)
+        rows = inputs.sampled_rows
+        return StepResult(
+            rows, sampled.token_ids, {rows[i]: entry for i, entry in sampled.logprobs.items()}, prompt,
+            {rows[i]: why for i, why in sampled.failed.items()},
+        )  # fmt: skip
+
+    def _prompt_logprobs(self, inputs: StepInputs, hidden_TD: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
+        """Log-probabilities of the prompt tokens that follow those computed in this step, where asked for."""
+        out: dict[int, list[TokenLogprobs]] = {}
+        for ask in self._batch.prompt_logprobs_wanted(inputs):
+            entries: list[TokenLogprobs] = []
+            for begin in range(0, len(ask.next_tokens), SLICE):
+                tokens = ask.next_tokens[begin : begin + SLICE]
+                at = ask.offset + begin
+                logits = self._model.logits(hidden_TD[at : at + len(tokens)])
+                entries += prompt_logprobs(logits, tokens, ask.alternatives)
+            out[ask.row] = entries
+        return out
+
+
+MAX_DEFAULT_KV_BYTES = 4 << 30
+"""The most that is taken for KV where the user says nothing: host memory serves other programs too."""
+
+
+def thread_count(config: EngineConfig) -> int:
+    """Threads for products: what is set, else this machine's cores divided among its engines."""
+    if config.threads is not None:
+        return config.threads
+    return max(1, len(os.sched_getaffinity(0)) // config.engines_on_host)
