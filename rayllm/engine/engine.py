@@ -152,7 +152,9 @@ class Engine:
 
     def check(self) -> None:
         """Assert the invariants of an idle engine: no request, no block held. For tests."""
-        assert not self._requests and not self._open and not self._sent
+        assert not self._requests, self._requests
+        assert not self._open, self._open
+        assert not self._sent, self._sent
         self._pool.check()
         assert self._pool.stats().held == 0, self._pool.stats()
 
