@@ -1,0 +1,72 @@
+"""Reads the files that options name, so that `resolve` can stay pure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayllm.config.model_facts import ModelFacts
+from rayllm.config.registry import Values
+from rayllm.errors import ConfigError
+
+WEIGHT_SUFFIXES = (".safetensors", ".gguf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """What the files hold that options name."""
+
+    chat_template: str | None = None
+    generation_config: Mapping[str, Any] | None = None
+    """None: the model's own is to be used."""
+    weight_bytes: int = 0
+    """Size of the weights on disk."""
+
+
+def read_files(values: Values, facts: ModelFacts) -> Files:
+    """Read what the options name.
+
+    Raises:
+        ConfigError: a file is missing or holds something else.
+    """
+    return Files(
+        chat_template=_chat_template(values["chat-template"]),
+        generation_config=_generation_config(values["generation-config"]),
+        weight_bytes=_weight_bytes(Path(facts.path)),
+    )
+
+
+def _chat_template(given: str | None) -> str | None:
+    if given is None:
+        return None
+    # A template in one line may be longer than a path can be, which `is_file` answers with an error.
+    if "{" not in given and "\n" not in given:
+        try:
+            return Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("--chat-template", f"{given}: {error}") from None
+    return given
+
+
+def _generation_config(given: str) -> Mapping[str, Any] | None:
+    if given == "auto":
+        return None
+    if given == "vllm":
+        return {}
+    path = Path(given) / "generation_config.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("--generation-config", f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError("--generation-config", f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError("--generation-config", f"{path} holds no JSON object")
+    return content
+
+
+def _weight_bytes(path: Path) -> int:
+    if not path.is_dir():
+        return path.stat().st_size if path.exists() else 0
+    return sum(entry.stat().st_size for entry in path.iterdir() if entry.suffix in WEIGHT_SUFFIXES)

@@ -1,0 +1,199 @@
+"""What an option is: its name, type, default, limits and help, declared once.
+
+The command line, YAML files, application configs and `--help` are all derived from these declarations, so that a value
+means the same wherever it is written. Values are checked here, one at a time; what depends on several options, on the
+model or on the machine is checked by `rayllm.config.resolve`.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+from typing import Any
+
+from rayllm.errors import ConfigError
+
+Check = Callable[[Any], str | None]
+"""Says why a value cannot be honoured, or None."""
+
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+class Kind(Enum):
+    """How an option's value is written and what it becomes."""
+
+    BOOL = "bool"
+    INT = "int"
+    HUMAN_INT = "human-readable int"
+    FLOAT = "float"
+    STR = "str"
+    ENUM = "enum"
+    LIST = "list"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option. `name` is the flag without its leading dashes."""
+
+    name: str
+    kind: Kind
+    help: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    """ENUM: the closed set. STR: known values, for `--help`; `check` decides."""
+    aliases: tuple[str, ...] = ()
+    """Other spellings with their dashes, such as `-tp`."""
+    negatable: bool = True
+    """BOOL: whether `--no-NAME` exists."""
+    separator: str | None = None
+    """LIST: what parts the elements of one argument, where one argument may hold several."""
+    minimum: float | None = None
+    maximum: float | None = None
+    check: Check | None = None
+    auto: bool = False
+    """HUMAN_INT: whether `auto` and -1 are taken; both become -1."""
+    section: str = ""
+    """Set by the registry from the section it is declared in."""
+
+    @property
+    def flag(self) -> str:
+        """The name with its dashes."""
+        return f"--{self.name}"
+
+    def from_text(self, text: str) -> Any:
+        """The value that a command-line argument stands for (a list of elements for a LIST).
+
+        Raises:
+            ConfigError: it is none of this option's values.
+        """
+        return self.checked(_READERS[self.kind](self, text))
+
+    def from_value(self, value: Any) -> Any:
+        """The value that a YAML or Python value stands for. Text is read as on the command line.
+
+        Raises:
+            ConfigError: it is none of this option's values.
+        """
+        if self.kind is Kind.LIST:
+            items = value if isinstance(value, list | tuple) else [value]
+            return self.checked([item if isinstance(item, dict) else str(item) for item in items])
+        if self.kind is Kind.JSON and not isinstance(value, str):
+            return self.checked(value)
+        if self.kind is Kind.BOOL and isinstance(value, bool):
+            return self.checked(value)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigError(self.flag, f"{value!r} is not a value of type {self.kind.value}")
+        return self.from_text(str(value))
+
+    def checked(self, value: Any) -> Any:
+        """The value, if it lies within the limits.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if isinstance(value, int | float) and not isinstance(value, bool) and not (self.auto and value == -1):
+            if self.minimum is not None and value < self.minimum:
+                raise ConfigError(self.flag, f"{value} is below {self.minimum}, the smallest value")
+            if self.maximum is not None and value > self.maximum:
+                raise ConfigError(self.flag, f"{value} is above {self.maximum}, the largest value")
+        if self.check is not None and (reason := self.check(value)):
+            raise ConfigError(self.flag, reason)
+        return value
+
+
+def human_int(text: str) -> int:
+    """The integer that `8k`, `2M` or `25.6k` stands for: lower case is decimal, upper case binary.
+
+    Raises:
+        ValueError: it is none; says why.
+    """
+    match = re.fullmatch(r"([+-]?\d+)(\.\d+)?([kmgKMG])?", text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a number such as 4096, 8k (8000), 8K (8192) or 25.6k")
+    whole, part, unit = match.groups()
+    if part and unit not in ("k", "m", "g"):
+        raise ValueError(f"{text!r} has a fraction, which only the decimal suffixes k, m and g allow")
+    number = Fraction(whole + (part or "")) * UNITS.get(unit or "", 1)
+    if number.denominator != 1:
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(number)
+
+
+def _read_bool(option: Option, text: str) -> bool:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    raise ConfigError(option.flag, f"{text!r} is neither true nor false")
+
+
+def _read_int(option: Option, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(option.flag, f"{text!r} is not an integer") from None
+
+
+def _read_human_int(option: Option, text: str) -> int:
+    if option.auto and text in ("auto", "-1"):
+        return -1
+    try:
+        return human_int(text)
+    except ValueError as error:
+        raise ConfigError(option.flag, str(error)) from None
+
+
+def _read_float(option: Option, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ConfigError(option.flag, f"{text!r} is not a number") from None
+    if number != number or number in (float("inf"), float("-inf")):
+        raise ConfigError(option.flag, f"{text!r} is not a finite number")
+    return number
+
+
+def _read_str(option: Option, text: str) -> str:
+    return text
+
+
+def _read_enum(option: Option, text: str) -> str:
+    if text not in option.choices:
+        raise ConfigError(option.flag, f"{text!r} is not one of {', '.join(option.choices)}")
+    return text
+
+
+def _read_list(option: Option, text: str) -> list[Any]:
+    if text.lstrip().startswith("["):
+        items = read_json(option, text)
+        if not isinstance(items, list):
+            raise ConfigError(option.flag, f"{text!r} is not a JSON list")
+        return [item if isinstance(item, dict) else str(item) for item in items]
+    if option.separator is not None:
+        return [part.strip() for part in text.split(option.separator) if part.strip()]
+    return [text]
+
+
+def read_json(option: Option, text: str) -> Any:
+    """The JSON value in `text`.
+
+    Raises:
+        ConfigError: it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(option.flag, f"{text!r} is not JSON ({error})", "quote it for the shell with '...'") from None
+
+
+_READERS: dict[Kind, Callable[[Option, str], Any]] = {
+    Kind.BOOL: _read_bool,
+    Kind.INT: _read_int,
+    Kind.HUMAN_INT: _read_human_int,
+    Kind.FLOAT: _read_float,
+    Kind.STR: _read_str,
+    Kind.ENUM: _read_enum,
+    Kind.LIST: _read_list,
+    Kind.JSON: read_json,
+}

@@ -1,0 +1,181 @@
+"""From option values, the model's facts and the machine to the frozen settings of engines and service. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rayllm.config.engine import EngineConfig
+from rayllm.config.files import Files
+from rayllm.config.hardware import Hardware
+from rayllm.config.model_facts import ModelFacts
+from rayllm.config.registry import Values
+from rayllm.config.serve import FrontendSettings, HttpSettings, ServeSettings
+from rayllm.errors import ConfigError
+
+DTYPE_NAMES = {"half": "float16", "float": "float32"}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DEFAULT_BLOCK_SIZE = 16
+DEFAULT_BATCHED_TOKENS = 2048
+DEFAULT_SEQS = 256
+CPU_MEMORY_SHARE = 0.4
+"""Share of a host's free memory that goes to KV at the default --gpu-memory-utilization; other values scale it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A service, ready to be started."""
+
+    engine: EngineConfig
+    serve: ServeSettings
+
+
+def resolve(
+    values: Values, facts: ModelFacts, hardware: Hardware, files: Files, api_key: str | None = None
+) -> Resolved:
+    """Decide everything that options leave open.
+
+    `api_key` is one more key beside those of `--api-key`.
+
+    Raises:
+        ConfigError: options contradict one another, the model or the machine.
+    """
+    engine = resolve_engine(values, facts, hardware, files.weight_bytes)
+    return Resolved(engine=engine, serve=_resolve_serve(values, facts, engine, files, api_key))
+
+
+def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight_bytes: int = 0) -> EngineConfig:
+    """The settings of each engine, whose weights take `weight_bytes` on disk.
+
+    Raises:
+        ConfigError: options contradict one another, the model or the machine.
+    """
+    engines = values["data-parallel-size"]
+    dtype = _dtype(values["dtype"], facts)
+    block_size = values["block-size"] or DEFAULT_BLOCK_SIZE
+    share = CPU_MEMORY_SHARE * values["gpu-memory-utilization"] / 0.92
+    # With no size given, weights and KV come out of the same free memory.
+    kv_free = int(share * max(0, hardware.memory / engines - weight_bytes))
+    return EngineConfig(
+        model=facts,
+        dtype=dtype,
+        device="cpu",
+        attention_backend="torch" if values["attention-backend"] in (None, "auto") else values["attention-backend"],
+        load_format=_load_format(values["load-format"], facts),
+        max_model_len=_max_model_len(values, facts, dtype, block_size, kv_free),
+        max_num_seqs=values["max-num-seqs"] or DEFAULT_SEQS,
+        max_num_batched_tokens=values["max-num-batched-tokens"] or DEFAULT_BATCHED_TOKENS,
+        block_size=block_size,
+        kv_cache_memory_bytes=values["kv-cache-memory-bytes"],
+        num_blocks=values["num-gpu-blocks-override"],
+        memory_share=min(share, 0.9),
+        engines_on_host=engines,
+        enable_prefix_caching=values["enable-prefix-caching"] is not False,
+        scheduling_policy=values["scheduling-policy"],
+        async_scheduling=values["async-scheduling"] is not False,
+        threads=max(1, hardware.cpus // engines),
+        logits_processors=tuple(_class_path(name) for name in values["logits-processors"] or ()),
+        seed=values["seed"],
+    )
+
+
+def _resolve_serve(
+    values: Values, facts: ModelFacts, engine: EngineConfig, files: Files, api_key: str | None
+) -> ServeSettings:
+    frontend = FrontendSettings(
+        model_path=facts.path,
+        served_model_names=tuple(values["served-model-name"] or (values["model"],)),
+        tokenizer_path=values["tokenizer"] or facts.path,
+        max_model_len=engine.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        generation_defaults=_generation_defaults(values, facts, files),
+        chat_template=files.chat_template,
+        max_logprobs=values["max-logprobs"],
+        prompt_tokens_details=values["enable-prompt-tokens-details"],
+        api_keys=(*(values["api-key"] or ()), *((api_key,) if api_key else ())),
+        allowed_origins=tuple(values["allowed-origins"]),
+        allowed_methods=tuple(values["allowed-methods"]),
+        allowed_headers=tuple(values["allowed-headers"]),
+        allow_credentials=values["allow-credentials"],
+        root_path=values["root-path"] or "",
+        seed=values["seed"],
+    )
+    http = HttpSettings(
+        host=values["host"],
+        port=values["port"],
+        uds=values["uds"],
+        servers=values["api-server-count"] or values["data-parallel-size"],
+        log_level=values["uvicorn-log-level"],
+        access_log=not values["disable-uvicorn-access-log"],
+        shutdown_timeout_s=values["shutdown-timeout"],
+    )
+    return ServeSettings(
+        frontend=frontend,
+        http=http,
+        engines=values["data-parallel-size"],
+        ray_address=values["ray-address"],
+        log_stats=not values["disable-log-stats"],
+    )
+
+
+def _dtype(wanted: str, facts: ModelFacts) -> str:
+    if wanted != "auto":
+        return DTYPE_NAMES.get(wanted, wanted)
+    # A CPU has bfloat16 products and hardly any for float16; the range of bfloat16 covers that of float16.
+    return "bfloat16" if facts.dtype == "float16" else facts.dtype
+
+
+def _load_format(wanted: str, facts: ModelFacts) -> str:
+    if wanted == "safetensors" and facts.format == "gguf":
+        raise ConfigError("--load-format", f"{facts.path} is a GGUF file", "leave it out")
+    if wanted == "gguf" and facts.format != "gguf":
+        raise ConfigError("--load-format", f"{facts.path} is not a GGUF file", "leave it out")
+    return wanted
+
+
+def _max_model_len(values: Values, facts: ModelFacts, dtype: str, block_size: int, free: int) -> int:
+    wanted = values["max-model-len"]
+    if wanted is None:
+        return facts.max_model_len
+    if wanted > facts.max_model_len:
+        raise ConfigError(
+            "--max-model-len",
+            f"{wanted} is more than the {facts.max_model_len} tokens that the model's positions allow",
+            "lower it",
+        )
+    if wanted != -1:
+        return int(wanted)
+    if values["num-gpu-blocks-override"] is not None:
+        fits = values["num-gpu-blocks-override"] * block_size
+    else:
+        size = values["kv-cache-memory-bytes"] or free
+        fits = size // (kv_bytes_per_token(facts, dtype) * block_size) * block_size
+    if fits < 1:
+        raise ConfigError("--max-model-len", "no length fits into the KV cache", "give --kv-cache-memory-bytes")
+    return min(facts.max_model_len, int(fits))
+
+
+def kv_bytes_per_token(facts: ModelFacts, dtype: str) -> int:
+    """Bytes of keys and values of one token over all layers (an upper bound where layers have windows)."""
+    config = facts.config
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return 2 * int(config["num_hidden_layers"]) * int(heads) * int(head_size) * DTYPE_BYTES[dtype]
+
+
+def _generation_defaults(values: Values, facts: ModelFacts, files: Files) -> dict[str, Any]:
+    if values["generation-config"] == "auto":
+        base: Mapping[str, Any] = facts.generation_defaults
+    else:
+        base = files.generation_config or {}
+    return {**base, **values["override-generation-config"]}
+
+
+def _class_path(name: str) -> str:
+    """`package.module:Class` for either spelling of a qualified name."""
+    if ":" in name:
+        return name
+    module, dot, cls = name.rpartition(".")
+    if not dot:
+        raise ConfigError("--logits-processors", f"{name!r} names no module", "write module:Class")
+    return f"{module}:{cls}"

@@ -1,0 +1,169 @@
+"""The command line, YAML and mappings give the same values, or an error that names the option."""
+
+import pytest
+
+from rayllm.config.option import Kind, Option, human_int
+from rayllm.config.parser import parse_arguments, parse_mapping
+from rayllm.config.registry import Registry, registry
+from rayllm.errors import ConfigError
+
+TOY = Registry(
+    {
+        "toy": (
+            Option(name="model", kind=Kind.STR, help=""),
+            Option(name="config", kind=Kind.STR, help=""),
+            Option(name="size", kind=Kind.INT, aliases=("-sz",), minimum=1, default=1, help=""),
+            Option(name="length", kind=Kind.HUMAN_INT, auto=True, minimum=1, help=""),
+            Option(name="color", kind=Kind.ENUM, choices=("red", "green"), help=""),
+            Option(name="names", kind=Kind.LIST, help=""),
+            Option(name="paths", kind=Kind.LIST, separator=",", help=""),
+            Option(name="extra", kind=Kind.JSON, aliases=("-x",), default={}, help=""),
+            Option(name="fast", kind=Kind.BOOL, default=False, help=""),
+            Option(name="quiet", kind=Kind.BOOL, default=False, negatable=False, help=""),
+        )
+    },
+    planned=("later",),
+)
+
+
+def given(*arguments):
+    values = parse_arguments(arguments, TOY)
+    return {name: values[name] for name in values.given}
+
+
+@pytest.mark.parametrize("arguments", [["--length", "8k"], ["--length=8k"], ["--length", "8000"]])
+def test_spellings_of_a_value_are_the_same(arguments):
+    assert given(*arguments) == {"length": 8000}
+
+
+def test_underscores_stand_for_dashes():
+    assert parse_arguments(["--max_model_len", "8k"], registry())["max-model-len"] == 8000
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1k", 1000), ("1K", 1024), ("2M", 2097152), ("25.6k", 25600), ("3g", 3 * 10**9), ("17", 17)]
+)
+def test_human_integers(text, number):
+    assert human_int(text) == number
+
+
+@pytest.mark.parametrize("text", ["1.5K", "1.5", "k", "", "1kk", "1 k", "0.0001k", "abc", "1e3"])
+def test_what_is_no_human_integer(text):
+    with pytest.raises(ValueError):
+        human_int(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "auto"])
+def test_automatic_length(text):
+    assert given("--length", text) == {"length": -1}
+
+
+@pytest.mark.parametrize("arguments", [["m", "--size", "2"], ["--size=2", "m"], ["--model", "m", "-sz", "2"]])
+def test_the_model_is_positional_or_named(arguments):
+    assert given(*arguments) == {"model": "m", "size": 2}
+
+
+def test_booleans():
+    assert given("--fast") == {"fast": True}
+    assert given("--no-fast") == {"fast": False}
+    assert given("--fast", "--no-fast") == {"fast": False}
+
+
+def test_lists_take_several_values_or_json_or_commas():
+    assert given("--names", "a", "b", "--size", "3") == {"names": ["a", "b"], "size": 3}
+    assert given("--names", '["a", "b"]') == {"names": ["a", "b"]}
+    assert given("--names=a,b") == {"names": ["a,b"]}
+    assert given("--paths", "/a,/b") == {"paths": ["/a", "/b"]}
+
+
+def test_dotted_keys_equal_json():
+    whole = given("--extra", '{"key1": "value1", "key2": {"key3": "value2"}}')
+    assert given("--extra.key1", "value1", "--extra.key2.key3", "value2") == whole
+    assert given("-x.key1=value1", "-x.key2.key3=value2") == whole
+    assert given("-x.n", "3", "-x.b=true", "-x.z", "null", "-x.s", "3 apples") == {
+        "extra": {"n": 3, "b": True, "z": None, "s": "3 apples"}
+    }
+
+
+def test_list_elements_are_appended():
+    assert given("--extra.key4+", "value3", "--extra.key4+=value4,value5") == {
+        "extra": {"key4": ["value3", "value4", "value5"]}
+    }
+
+
+def test_parts_of_one_json_option_are_merged_and_the_last_wins():
+    assert given("--extra", '{"a": {"b": 1, "c": 2}}', "--extra.a.b", "3") == {"extra": {"a": {"b": 3, "c": 2}}}
+
+
+def test_the_last_of_a_plain_option_wins():
+    assert given("--size", "1", "--size", "2") == {"size": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sise", "2"], "--sise.*did you mean --size"),
+        (["--later", "2"], "--later.*not supported yet"),
+        (["--no-later"], "--later.*not supported yet"),
+        (["--size"], "--size.*needs a value"),
+        (["--size", "--fast"], "--size.*needs a value"),
+        (["--size", "big"], "--size.*not an integer"),
+        (["--size", "0"], "--size.*below 1"),
+        (["--size.key", "0"], "--size.*no keys"),
+        (["--color", "blue"], "--color.*red, green"),
+        (["--extra", "{"], "--extra.*not JSON"),
+        (["--fast=true"], "--fast.*no value"),
+        (["--no-quiet"], "--quiet.*no negative form"),
+        (["--no-size"], "--size.*no negative form"),
+        (["-q", "x"], "-q.*not an option"),
+        (["a", "b"], "b.*too many"),
+        (["--length", "1.5K"], "--length.*fraction"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        given(*arguments)
+
+
+def test_a_file_gives_values_and_the_command_line_beats_it(tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text("model: m\nsize: 4\nnames: [a, b]\nfast: true\nlength: 8k\nextra: {a: {b: 1}}\n")
+    assert given("--config", str(file), "--size", "5") == {
+        "model": "m", "size": 5, "names": ["a", "b"], "fast": True, "length": 8000, "extra": {"a": {"b": 1}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("size: big", "--size"),
+        ("sise: 2", "did you mean --size"),
+        ("config: other", "--config"),
+        ("- size", "no mapping"),
+        ("a: [", "not YAML"),
+        ("fast: 3", "--fast"),
+        ("size: [1, 2]", "--size"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, text, message):
+    file = tmp_path / "options.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        given("--config", str(file))
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(ConfigError, match=r"--config: /no/such\.yaml"):
+        given("--config", "/no/such.yaml")
+
+
+def test_a_mapping_reads_like_a_file():
+    assert parse_mapping({"max_model_len": "1K", "port": 8123}, registry()) == {"max-model-len": 1024, "port": 8123}
+
+
+def test_every_option_has_help_and_a_default_of_its_own_kind():
+    for option in registry():
+        assert option.help.endswith("."), option.name
+        assert option.section
+        if option.default is not None:
+            assert option.from_value(option.default) == option.default
