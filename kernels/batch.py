@@ -1,0 +1,107 @@
+"""What attention needs to know about one step: which tokens belong to whom, and where their KV entries stand.
+
+Letters of shapes: B requests, T tokens of the step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GROUP_TOKENS = 32768
+"""Most padded KV tokens that requests of one query are handled together with; bounds scratch memory."""
+SMALL_TOKENS = 4096
+"""Padding below this many tokens costs less than another round of calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class SingleGroup:
+    """Requests with one query each, of similar length, to be handled in one padded batch."""
+
+    rows: Tensor
+    """int64, which requests of the batch."""
+    tokens: Tensor
+    """int64, where their queries stand among the tokens of the step."""
+    max_seq_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step's requests, in order; request b owns tokens query_start[b] to query_start[b + 1].
+
+    A request's queries are its last tokens: with n queries and length s they stand at positions s - n to s - 1.
+    """
+
+    query_start: Tensor
+    """(B + 1) int32."""
+    seq_lens: Tensor
+    """(B) int32: tokens of each request, this step's included."""
+    block_table: Tensor
+    """(B, most blocks) int32. Entries beyond a request's length are never used, but must name an existing block."""
+    slot_mapping: Tensor
+    """(T) int64: block * block_size + offset, where each token's key and value go."""
+    query_start_host: np.ndarray
+    seq_lens_host: np.ndarray
+    max_query_len: int
+    max_seq_len: int
+    singles: tuple[SingleGroup, ...]
+    """The requests with one query."""
+    longer: tuple[int, ...]
+    """The requests with more."""
+
+    @classmethod
+    def from_numpy(
+        cls,
+        query_start: np.ndarray,
+        seq_lens: np.ndarray,
+        block_table: np.ndarray,
+        slot_mapping: np.ndarray,
+        device: torch.device | str = "cpu",
+    ) -> "AttentionBatch":
+        """Make a batch from host arrays of the dtypes above.
+
+        On a CPU the tensors share the arrays' memory, so these must stay unchanged until the step is done. No request
+        may be without queries.
+        """
+        counts = np.diff(query_start)
+        assert counts.min(initial=1) > 0, "a request without queries"
+        assert query_start[-1] == len(slot_mapping), (query_start[-1], len(slot_mapping))
+        return cls(
+            query_start=_to(query_start.astype(np.int32, copy=False), device),
+            seq_lens=_to(seq_lens.astype(np.int32, copy=False), device),
+            block_table=_to(block_table.astype(np.int32, copy=False), device),
+            slot_mapping=_to(slot_mapping.astype(np.int64, copy=False), device),
+            query_start_host=query_start,
+            seq_lens_host=seq_lens,
+            max_query_len=int(counts.max()),
+            max_seq_len=int(seq_lens.max()),
+            singles=_group_singles(counts, query_start, seq_lens, device),
+            longer=tuple(np.flatnonzero(counts > 1).tolist()),
+        )
+
+
+def _to(array: np.ndarray, device: torch.device | str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+
+
+def _group_singles(
+    counts: np.ndarray, query_start: np.ndarray, seq_lens: np.ndarray, device: torch.device | str
+) -> tuple[SingleGroup, ...]:
+    """Split the requests with one query into groups where at most half is padding, longest first."""
+    rows = np.flatnonzero(counts == 1)
+    rows = rows[np.argsort(-seq_lens[rows], kind="stable")]
+    groups, start = [], 0
+    while start < len(rows):
+        longest = int(seq_lens[rows[start]])
+        fit = max(1, GROUP_TOKENS // longest)
+        end = start + 1
+        while end < len(rows) and end - start < fit:
+            padded = (end - start) * longest
+            if padded > SMALL_TOKENS and 2 * seq_lens[rows[end]] < longest:
+                break
+            end += 1
+        chosen = np.sort(rows[start:end])
+        groups.append(SingleGroup(_to(chosen, device), _to(query_start[chosen].astype(np.int64), device), longest))
+        start = end
+    return tuple(groups)

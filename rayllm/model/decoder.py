@@ -1,0 +1,195 @@
+"""The one decoder. What makes a family of models is in its `DecoderSpec`.
+
+Letters of shapes: T tokens of a step, D width, N query heads, G key/value heads, H head size (both on this rank),
+R rows that need logits, V vocabulary.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rayllm.errors import ConfigError
+from rayllm.model.layers import ColumnLinear, Norm, Part, Placement, RowLinear, SplitNorm, VocabTable, split_evenly
+from rayllm.model.rope import Rope
+from rayllm.model.spec import CacheSpec, DecoderSpec
+from rayllm_kernels import AttentionBatch
+
+
+class Decoder(nn.Module):
+    """A decoder-only transformer over a paged KV cache, or one rank's share of it.
+
+    Its parameters are not filled yet; `rayllm.model.loader.load_model` makes a usable one.
+    """
+
+    def __init__(self, spec: DecoderSpec, place: Placement, max_model_len: int) -> None:
+        """`max_model_len` is the longest context that will be served, in tokens.
+
+        Raises:
+            ConfigError: the ranks cannot divide the model.
+        """
+        super().__init__()
+        _check_divides(spec, place.group.size)
+        self.spec, self.place = spec, place
+        self.embed = VocabTable(place, spec.vocab_size, spec.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(spec, i, place) for i in range(spec.num_layers))
+        self.norm = Norm(place, spec.hidden_size, spec.norm_eps, spec.norm_plus_one)
+        self.head = self.embed if spec.tied else VocabTable(place, spec.vocab_size, spec.hidden_size)
+        self.ropes = nn.ModuleList(Rope(rope, max_model_len, place.device) for rope in spec.ropes)
+        # Rounded to the dtype, as the families that scale embeddings were trained.
+        self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype, device=place.device)
+
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, batch: AttentionBatch, caches: list[Tensor]) -> Tensor:
+        """Run one step: write its keys and values to the caches, return the hidden states, (T, D), normalised."""
+        x_TD = self.embed.embed(token_ids_T)
+        if self.spec.embedding_scale != 1.0:
+            x_TD = x_TD * self.embedding_scale
+        angles = [rope(positions_T) for rope in self.ropes]
+        residual_TD: Tensor | None = None
+        for layer, cache, rope in zip(self.layers, caches, self.spec.layer_rope, strict=True):
+            x_TD, residual_TD = layer(x_TD, residual_TD, angles[rope], batch, cache)
+        return _add_norm(self.norm, x_TD, residual_TD)[0]
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Logits over the whole vocabulary, (R, V) float32, with the model's own scale and cap."""
+        logits_RV = self.head.project(hidden_RD).float()
+        if self.spec.logits_scale != 1.0:
+            logits_RV = logits_RV / self.spec.logits_scale
+        if self.spec.final_soft_cap is not None:
+            logits_RV = torch.tanh(logits_RV / self.spec.final_soft_cap) * self.spec.final_soft_cap
+        return logits_RV
+
+    def cache_specs(self) -> list[CacheSpec]:
+        """What each layer caches, on this rank."""
+        return [
+            CacheSpec(
+                kind="full" if window is None else "sliding",
+                window=window,
+                kv_heads=layer.attention.kv_heads,
+                head_size=self.spec.head_size,
+                dtype=str(self.place.dtype).removeprefix("torch."),
+            )
+            for window, layer in zip(self.spec.windows, self.layers, strict=True)
+        ]
+
+    def new_caches(self, num_blocks: int, block_size: int) -> list[Tensor]:
+        """Empty caches, one for each layer, to be handed to `forward`."""
+        shapes = [
+            self.place.ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size)
+            for spec in self.cache_specs()
+        ]
+        return [_zeros(shape, self.place.dtype, self.place.device) for shape in shapes]
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each added to the residual stream."""
+
+    def __init__(self, spec: DecoderSpec, index: int, place: Placement) -> None:
+        super().__init__()
+
+        def norm(present: bool) -> Norm | None:
+            return Norm(place, spec.hidden_size, spec.norm_eps, spec.norm_plus_one) if present else None
+
+        before, after = spec.norm_placement != "post", spec.norm_placement != "pre"
+        self.residual_scale = spec.residual_scale
+        self.input_norm = norm(before)
+        self.attention = Attention(spec, index, place)
+        self.post_attention_norm = norm(after)
+        self.mlp_norm = norm(before)
+        self.mlp = Mlp(spec, place)
+        self.post_mlp_norm = norm(after)
+
+    def forward(
+        self, x_TD: Tensor, residual_TD: Tensor | None, cos_sin_TR: Tensor, batch: AttentionBatch, cache: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(what is yet to be added, residual stream) to the same; the next norm adds them."""
+        x_TD, residual_TD = _add_norm(self.input_norm, x_TD, residual_TD)
+        x_TD = self._scaled(self.post_attention_norm, self.attention(x_TD, cos_sin_TR, batch, cache))
+        x_TD, residual_TD = _add_norm(self.mlp_norm, x_TD, residual_TD)
+        return self._scaled(self.post_mlp_norm, self.mlp(x_TD)), residual_TD
+
+    def _scaled(self, norm: Norm | None, x_TD: Tensor) -> Tensor:
+        x_TD = x_TD if norm is None else norm(x_TD)
+        return x_TD if self.residual_scale == 1.0 else x_TD * self.residual_scale
+
+
+class Attention(nn.Module):
+    """Grouped-query attention of one layer; ranks divide the heads, or share key/value heads if these are few."""
+
+    def __init__(self, spec: DecoderSpec, index: int, place: Placement) -> None:
+        super().__init__()
+        self.ops = place.ops
+        self.window, self.scale, self.soft_cap = spec.windows[index], spec.query_scale, spec.attention_soft_cap
+        self.head_size, width = spec.head_size, spec.num_heads * spec.head_size
+        queries, keys = split_evenly(width, place.group), _kv_part(spec, place)
+        self.heads, self.kv_heads = queries.rows // spec.head_size, keys.rows // spec.head_size
+        self.qkv = ColumnLinear(place, spec.hidden_size, {"q": queries, "k": keys, "v": keys}, spec.qkv_bias)
+        self.out = RowLinear(place, width, spec.hidden_size, spec.out_bias)
+        self.qk_norm = spec.qk_norm
+        norms: list[Norm | SplitNorm | None] = [None, None]
+        if spec.qk_norm == "head":
+            norms = [Norm(place, spec.head_size, spec.norm_eps, spec.norm_plus_one) for _ in range(2)]
+        elif spec.qk_norm == "all":
+            norms = [SplitNorm(place, part, spec.norm_eps, spec.norm_plus_one) for part in (queries, keys)]
+        self.q_norm, self.k_norm = norms
+
+    def forward(self, x_TD: Tensor, cos_sin_TR: Tensor, batch: AttentionBatch, cache: Tensor) -> Tensor:
+        q, k, v = self.qkv(x_TD).split(self.qkv.sizes, dim=-1)
+        if self.qk_norm == "all":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q_TNH, k_TGH, v_TGH = (part.unflatten(-1, (-1, self.head_size)) for part in (q, k, v))
+        if self.qk_norm == "head":
+            q_TNH, k_TGH = self.q_norm(q_TNH), self.k_norm(k_TGH)
+        q_TNH, k_TGH = self.ops.rotary(q_TNH, k_TGH, cos_sin_TR)
+        self.ops.write_kv(k_TGH, v_TGH, cache, batch.slot_mapping)
+        out_TNH = self.ops.paged_attention(q_TNH, cache, batch, self.scale, self.window, self.soft_cap)
+        return self.out(out_TNH.flatten(1))
+
+
+class Mlp(nn.Module):
+    """Gated MLP; ranks divide the inner width."""
+
+    def __init__(self, spec: DecoderSpec, place: Placement) -> None:
+        super().__init__()
+        inner = split_evenly(spec.intermediate_size, place.group)
+        self.gate_up = ColumnLinear(place, spec.hidden_size, {"gate": inner, "up": inner}, spec.mlp_bias)
+        self.down = RowLinear(place, spec.intermediate_size, spec.hidden_size, spec.mlp_bias)
+        self.activate = place.ops.silu_and_mul if spec.activation == "silu" else place.ops.gelu_tanh_and_mul
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        return self.down(self.activate(self.gate_up(x_TD)))
+
+
+def _add_norm(norm: Norm | None, x_TD: Tensor, residual_TD: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(norm of the sum, the sum); without a residual the sum is x, without a norm both are the sum."""
+    if residual_TD is None:
+        return (x_TD if norm is None else norm(x_TD)), x_TD
+    if norm is None:
+        sum_TD = residual_TD + x_TD
+        return sum_TD, sum_TD
+    return norm.add(x_TD, residual_TD)
+
+
+def _kv_part(spec: DecoderSpec, place: Placement) -> Part:
+    """Rows of keys (or values) on this rank: whole heads, the same on several ranks where heads are fewer."""
+    heads, group = spec.num_kv_heads, place.group
+    start = group.rank * heads // group.size
+    return Part(heads * spec.head_size, start * spec.head_size, max(1, heads // group.size) * spec.head_size)
+
+
+def _check_divides(spec: DecoderSpec, size: int) -> None:
+    heads_fit = spec.num_kv_heads % size == 0 or size % spec.num_kv_heads == 0
+    if spec.num_heads % size or not heads_fit or spec.intermediate_size % size:
+        raise ConfigError(
+            "tensor-parallel-size",
+            f"{size} ranks cannot divide {spec.num_heads} heads, {spec.num_kv_heads} key/value heads "
+            f"and an inner width of {spec.intermediate_size}",
+            "choose a size that divides all three",
+        )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that on a CPU take memory only when written: a large pool must not delay the start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)

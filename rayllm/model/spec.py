@@ -1,0 +1,108 @@
+"""What a decoder is, as plain values: a family of models is a `DecoderSpec` made from its config."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+NormPlacement = Literal["pre", "post", "both"]
+Activation = Literal["silu", "gelu_tanh"]
+QKNorm = Literal["none", "head", "all"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary position encoding of some layers."""
+
+    theta: float
+    size: int
+    """Entries of a head that are rotated; even."""
+    kind: str = "default"
+    """`default`, `linear`, `dynamic`, `llama3`, `yarn`, `longrope`, or `factors` (a divisor for each frequency)."""
+    values: Mapping[str, object] = field(default_factory=dict)
+    """The kind's own parameters, under Hugging Face's names."""
+    trained_positions: int
+    """`max_position_embeddings` of the config, which some kinds measure by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNames:
+    """How a family names its tensors in a Hugging Face checkpoint.
+
+    `{i}` stands for the number of a layer. The values of `layer` and `top` name a module of the decoder and the part
+    of it that a tensor fills, such as `attention.qkv:q`; parts joined by `+` lie one after another in one tensor.
+    """
+
+    layer: Mapping[str, str]
+    top: Mapping[str, str]
+    prefixes: tuple[str, ...] = ("model.",)
+    """What all names but the head's may begin with; the first that a checkpoint uses holds for all."""
+    head_prefixes: tuple[str, ...] = ("",)
+    ignored: tuple[str, ...] = ()
+    """Beginnings of names that belong to parts which are not served, such as a vision tower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """Everything that tells one decoder from another."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+
+    windows: tuple[int | None, ...]
+    """For each layer: how many tokens it sees, its own included; None sees all."""
+    ropes: tuple[RopeSpec, ...]
+    layer_rope: tuple[int, ...]
+    """For each layer: which of `ropes` it uses."""
+
+    norm_eps: float
+    norm_plus_one: bool = False
+    """Norms multiply by 1 + weight."""
+    norm_placement: NormPlacement = "pre"
+    """Norms before attention and MLP, after them (before the addition), or both."""
+    qk_norm: QKNorm = "none"
+    """Norm of queries and keys before rotation: over each head, or over all heads together."""
+
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+
+    query_scale: float
+    """Multiplies the scores."""
+    attention_soft_cap: float | None = None
+    final_soft_cap: float | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """Multiplies what attention and MLP add to the residual stream."""
+    logits_scale: float = 1.0
+    """Divides the logits."""
+    tied: bool = False
+    """The output head is the embedding."""
+
+    names: WeightNames
+
+    def __post_init__(self) -> None:
+        assert len(self.windows) == len(self.layer_rope) == self.num_layers
+        assert self.num_heads % self.num_kv_heads == 0, (self.num_heads, self.num_kv_heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSpec:
+    """The KV cache of one layer on one rank."""
+
+    kind: Literal["full", "sliding"]
+    window: int | None
+    kv_heads: int
+    head_size: int
+    dtype: str
+    """`float32`, `bfloat16` or `float16`."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one token."""
+        return 2 * self.kv_heads * self.head_size * (4 if self.dtype == "float32" else 2)
