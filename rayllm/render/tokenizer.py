@@ -114,6 +114,14 @@ class Tokenizer:
             check_encodable(text)
             raise
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Token ids of a text that stands behind other text, where no space is put in front of it."""
+        if not self.strips_leading_space:
+            return self.encode(text, add_special_tokens=False)
+        newline = self.encode("\n", add_special_tokens=False)
+        ids = self.encode("\n" + text, add_special_tokens=False)
+        return ids[len(newline) :] if ids[: len(newline)] == newline else self.encode(text, add_special_tokens=False)
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, continues: bool = False) -> str:
         """The text of a sequence of tokens.
 
