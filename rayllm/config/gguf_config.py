@@ -102,7 +102,7 @@ def _head_size(config: dict[str, Any], name: str, file: GgufFile) -> None:
 
 def _sliding_and_scale(config: dict[str, Any], name: str) -> None:
     if not config.get("sliding_window"):
-        config["sliding_window"] = None
+        config.pop("sliding_window", None)  # Gemma's default is a window, that of all others is none
     if name in _SCALED_BY_WIDTH:
         by_width = config["num_hidden_layers"] == _SCALED_BY_WIDTH[name]
         width = config["hidden_size"] // config["num_attention_heads"]

@@ -51,6 +51,14 @@ GEMMA_NAMES = WeightNames(
     },
     top=_TOP,
 )
+OLMO2_NAMES = WeightNames(
+    layer={
+        **_ATTENTION_AND_MLP,
+        "layers.{i}.post_attention_layernorm": "post_attention_norm",
+        "layers.{i}.post_feedforward_layernorm": "post_mlp_norm",
+    },
+    top=_TOP,
+)
 GEMMA3_MULTIMODAL_NAMES = replace(
     GEMMA_NAMES,
     prefixes=("model.language_model.", "language_model.model."),
@@ -69,7 +77,9 @@ def spec_of(facts: ModelFacts) -> DecoderSpec:
     if family is None:
         known = f"not supported; these are: {', '.join(sorted(FAMILIES))}"
         raise ModelError(config_file(facts), f"architecture {facts.architecture!r} is {known}")
-    return family(_Config(facts))
+    spec = family(_Config(facts))
+    # Files of GGUF format hold the norm weights of Gemma with the one added.
+    return replace(spec, norm_plus_one=False) if facts.format == "gguf" else spec
 
 
 def config_file(facts: ModelFacts) -> str:
@@ -166,7 +176,6 @@ def _base(config: _Config, **changes: Any) -> DecoderSpec:
         raise config.error("num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {heads}")
     layers = config.size("num_hidden_layers")
     head_size = config.size("head_dim", max(1, config.size("hidden_size") // heads))
-    ropes = (_rope(config, config.values.get("rope_parameters") or {}, head_size),)
     plain: dict[str, Any] = {
         "vocab_size": config.size("vocab_size"),
         "hidden_size": config.size("hidden_size"),
@@ -176,23 +185,138 @@ def _base(config: _Config, **changes: Any) -> DecoderSpec:
         "num_kv_heads": kv_heads,
         "head_size": head_size,
         "windows": (None,) * layers,
-        "ropes": ropes,
         "layer_rope": (0,) * layers,
         "norm_eps": config.number("rms_norm_eps"),
         "query_scale": head_size**-0.5,
         "tied": config.flag("tie_word_embeddings"),
         "names": LLAMA_NAMES,
     }
+    if "ropes" not in changes:
+        plain["ropes"] = (_rope(config, config.values["rope_parameters"], head_size),)
     if "activation" not in changes:
         plain["activation"] = _activation(config, "hidden_act")
     return DecoderSpec(**{**plain, **changes})
 
 
-def _llama(config: _Config) -> DecoderSpec:
+def _windows(config: _Config, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """The window of each layer: as `layer_types` says, or else of the layers that slide by the family's rule."""
+    layers = config.size("num_hidden_layers")
+    kinds = config.values.get("layer_types")
+    if kinds is None:
+        kinds = ["sliding_attention" if slides(i) else "full_attention" for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise config.error("layer_types", f"must list one kind for each of the {layers} layers")
+    unknown = set(kinds) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise config.error("layer_types", f"{sorted(map(str, unknown))} are not supported")
+    return tuple(config.size("sliding_window") if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _biases(config: _Config) -> dict[str, bool]:
     bias = config.flag("attention_bias")
-    return _base(config, qkv_bias=bias, out_bias=bias, mlp_bias=config.flag("mlp_bias"))
+    return {"qkv_bias": bias, "out_bias": bias, "mlp_bias": config.flag("mlp_bias")}
+
+
+def _llama(config: _Config) -> DecoderSpec:
+    return _base(config, **_biases(config))
+
+
+def _mistral(config: _Config) -> DecoderSpec:
+    sliding = config.values.get("sliding_window") is not None
+    return _base(config, windows=_windows(config, lambda i: sliding))
+
+
+def _qwen_windows(config: _Config) -> tuple[int | None, ...]:
+    if not config.flag("use_sliding_window"):
+        return (None,) * config.size("num_hidden_layers")
+    full = config.number("max_window_layers", 28)
+    return _windows(config, lambda i: i >= full)
+
+
+def _qwen2(config: _Config) -> DecoderSpec:
+    return _base(config, qkv_bias=True, windows=_qwen_windows(config))
+
+
+def _qwen3(config: _Config) -> DecoderSpec:
+    bias = config.flag("attention_bias")
+    return _base(config, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=_qwen_windows(config))
+
+
+def _phi3(config: _Config) -> DecoderSpec:
+    sliding = config.values.get("sliding_window") is not None
+    return _base(config, windows=_windows(config, lambda i: sliding), names=PHI3_NAMES)
+
+
+def _olmo2(config: _Config) -> DecoderSpec:
+    bias = config.flag("attention_bias")
+    return _base(config, qkv_bias=bias, out_bias=bias, norm_placement="post", qk_norm="all", names=OLMO2_NAMES)
+
+
+def _granite(config: _Config) -> DecoderSpec:
+    return _base(
+        config,
+        **_biases(config),
+        query_scale=config.number("attention_multiplier", 1.0),
+        embedding_scale=config.number("embedding_multiplier", 1.0),
+        residual_scale=config.number("residual_multiplier", 1.0),
+        logits_scale=config.number("logits_scaling", 1.0),
+    )
+
+
+def _gemma(config: _Config, **changes: Any) -> DecoderSpec:
+    """What the second and third Gemma have in common."""
+    config.refuse("use_bidirectional_attention")
+    bias = config.flag("attention_bias")
+    plain: dict[str, Any] = {
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "activation": _activation(config, "hidden_activation", "hidden_act"),
+        "norm_placement": "both",
+        "norm_plus_one": True,
+        "query_scale": config.number("query_pre_attn_scalar") ** -0.5,
+        "embedding_scale": config.size("hidden_size") ** 0.5,
+        "attention_soft_cap": config.optional("attn_logit_softcapping"),
+        "final_soft_cap": config.optional("final_logit_softcapping"),
+        "names": GEMMA_NAMES,
+    }
+    return _base(config, **{**plain, **changes})
+
+
+def _gemma2(config: _Config) -> DecoderSpec:
+    return _gemma(config, windows=_windows(config, lambda i: i % 2 == 0))
+
+
+def _gemma3(config: _Config, names: WeightNames = GEMMA_NAMES) -> DecoderSpec:
+    pattern = config.size("sliding_window_pattern", 6)
+    windows = _windows(config, lambda i: (i + 1) % pattern != 0)
+    ropes = config.values["rope_parameters"]
+    return _gemma(
+        config,
+        windows=windows,
+        qk_norm="head",
+        ropes=tuple(_rope(config, ropes[kind], config.size("head_dim")) for kind in _GEMMA3_ROPES),
+        layer_rope=tuple(0 if window is None else 1 for window in windows),
+        names=names,
+    )
+
+
+_GEMMA3_ROPES = ("full_attention", "sliding_attention")
+
+
+def _gemma3_multimodal(config: _Config) -> DecoderSpec:
+    """The text part of a model that also sees; pictures are refused elsewhere."""
+    return _gemma3(config, GEMMA3_MULTIMODAL_NAMES)
 
 
 FAMILIES: Mapping[str, Callable[[_Config], DecoderSpec]] = {
+    "Gemma2ForCausalLM": _gemma2,
+    "Gemma3ForCausalLM": _gemma3,
+    "Gemma3ForConditionalGeneration": _gemma3_multimodal,
+    "GraniteForCausalLM": _granite,
     "LlamaForCausalLM": _llama,
+    "MistralForCausalLM": _mistral,
+    "Olmo2ForCausalLM": _olmo2,
+    "Phi3ForCausalLM": _phi3,
+    "Qwen2ForCausalLM": _qwen2,
+    "Qwen3ForCausalLM": _qwen3,
 }

@@ -11,6 +11,7 @@ from rayllm.errors import ModelError
 from rayllm.model.checkpoint import Checkpoint, open_folder
 from rayllm.model.decoder import Decoder
 from rayllm.model.families import config_file, spec_of
+from rayllm.model.gguf import gguf_names, open_gguf
 from rayllm.model.layers import Layer, Norm, Placement, SplitNorm, Stored
 from rayllm.model.spec import DecoderSpec, WeightNames
 from rayllm.parallel.group import Group, SingleGroup
@@ -48,13 +49,13 @@ def load_model(
     if load_format == "dummy":
         _fill_randomly(model)
     else:
-        fill(model, *_open(facts, spec), progress)
+        fill(model, *_open(facts, spec, dtype), progress)
     return model.eval()
 
 
-def _open(facts: ModelFacts, spec: DecoderSpec) -> tuple[Checkpoint, WeightNames]:
+def _open(facts: ModelFacts, spec: DecoderSpec, dtype: torch.dtype) -> tuple[Checkpoint, WeightNames]:
     if facts.format == "gguf":
-        raise ModelError(facts.path, "GGUF weights are not supported yet")
+        return open_gguf(facts, dtype), gguf_names(facts)
     if facts.config.get("quantization_config"):
         raise ModelError(config_file(facts), "quantization_config: quantized checkpoints are not supported")
     return open_folder(facts.path), spec.names
