@@ -6,8 +6,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from rayllm.config.gguf_file import read_gguf
 from rayllm.errors import ModelError
-from rayllm.render.gguf import read_gguf_metadata
 from rayllm.render.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -57,7 +57,7 @@ def load_gguf_tokenizer(path: str) -> Tokenizer:
     Raises:
         ModelError: the file is damaged, or its kind of tokenizer is not supported.
     """
-    meta = read_gguf_metadata(path)
+    meta = read_gguf(path).metadata
     keys = {key.removeprefix("tokenizer.ggml."): value for key, value in meta.items() if key.startswith("tokenizer.")}
     kind, tokens = keys.get("model"), keys.get("tokens")
     if not isinstance(tokens, list) or not tokens:
@@ -91,7 +91,7 @@ def _byte_level(keys: dict[str, Any], path: str) -> tokenizers.Tokenizer:
     vocab = {}
     for i, token in enumerate(keys["tokens"]):
         plain = i in added or known.issuperset(token)
-        vocab[token if plain else "".join(alphabet[byte] for byte in token.encode())] = i
+        vocab[token if plain else "".join(alphabet[byte] for byte in token.encode(errors="surrogateescape"))] = i
     ignore_merges = _SPLITS[pre] is _LLAMA3
     model = models.BPE(vocab=vocab, merges=_merges(keys["merges"]), ignore_merges=ignore_merges)
     backend = tokenizers.Tokenizer(model)
