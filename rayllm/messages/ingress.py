@@ -54,6 +54,8 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
     kind: Literal["request", "overloaded"]
     message: str
     param: str | None = None
+    code: str | None = None
+    """The error's code, such as `context_length_exceeded`."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):

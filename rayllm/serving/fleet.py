@@ -1,0 +1,271 @@
+"""All engines as one ingress sees them: keeps a session with each, places requests, and moves them when one is lost."""
+
+import asyncio
+import itertools
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from rayllm.errors import ContextTooLong, Overloaded, ReplicaLost, RequestError
+from rayllm.messages.engine import Add
+from rayllm.messages.ingress import EngineStats, Rejected
+from rayllm.serving.session_client import Session
+from rayllm.serving.session_server import Address
+from rayllm.serving.streams import RequestStream
+from rayllm.serving.wire import SessionLimits
+
+log = logging.getLogger(__name__)
+
+Chooser = Callable[[Sequence[str]], Awaitable[str | None]]
+"""Picks one of several engines by id, or None where it has no opinion."""
+STATS_S = 5.0
+
+
+class Directory(Protocol):
+    """Where the engine replicas are."""
+
+    def watch(self, changed: Callable[[frozenset[str]], None]) -> None:
+        """Call `changed` with the ids of all replicas, now and whenever they change; from any thread."""
+        ...
+
+    async def open(self, replica_id: str) -> Address:
+        """How to open a session with a replica. Any exception means that it is not to be had now."""
+        ...
+
+
+class Fleet:
+    """Sessions with all engines. Belongs to the event loop in which `start` was called."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        ingress_id: str,
+        limits: SessionLimits | None = None,
+        choose: Chooser | None = None,
+    ) -> None:
+        self._directory = directory
+        self._ingress_id = ingress_id
+        self._limits = limits or SessionLimits()
+        self._choose = choose
+        self._request_ids = itertools.count(1)
+        self._listed: frozenset[str] = frozenset()
+        self._keepers: dict[str, asyncio.Task[None]] = {}
+        self._sessions: dict[str, Session] = {}
+        self._moves: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._last_failure = "no engine has been seen yet"
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin to look for engines."""
+        loop = asyncio.get_running_loop()
+
+        def changed(replica_ids: frozenset[str]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._update, replica_ids)
+
+        self._directory.watch(changed)
+
+    async def close(self) -> None:
+        """Close all sessions; what runs fails with `ReplicaLost`."""
+        self._closed = True
+        tasks = [*self._keepers.values(), *self._moves]
+        for task in tasks:
+            task.cancel()
+        for session in list(self._sessions.values()):
+            session.close("the server is shutting down")
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+
+    # -- what the ingress asks
+
+    def sessions(self) -> list[Session]:
+        """The open sessions."""
+        return list(self._sessions.values())
+
+    def healthy(self) -> str | None:
+        """None while an engine serves, else why none does."""
+        return None if self._sessions else self._last_failure
+
+    def load(self) -> int:
+        """Requests that run or wait in all engines."""
+        return sum(session.score for session in self._sessions.values())
+
+    async def stats(self) -> dict[str, EngineStats]:
+        """The metrics of every engine that answers within five seconds, by engine id."""
+
+        async def ask(session: Session) -> EngineStats | None:
+            try:
+                async with asyncio.timeout(STATS_S):
+                    return await session.stats()
+            except (ConnectionError, TimeoutError):
+                return None
+
+        sessions = self.sessions()
+        answers = await asyncio.gather(*map(ask, sessions))
+        return {s.engine_id: stats for s, stats in zip(sessions, answers, strict=True) if stats is not None}
+
+    async def submit(self, adds: Sequence[Add]) -> list[RequestStream]:
+        """Place all choices of one request, and wait until each is admitted. On any failure the others are aborted.
+
+        Raises:
+            RequestError: an engine refused one as wrong.
+            Overloaded: no engine takes it now.
+        """
+        streams = [RequestStream(replace(add, request_id=next(self._request_ids))) for add in adds]
+        try:
+            if len(streams) == 1:
+                await self._place_new(streams)
+            else:
+                async with asyncio.TaskGroup() as group:
+                    for alike in _by_prompt(streams):
+                        group.create_task(self._place_new(alike))
+        except BaseExceptionGroup as errors:
+            _abort_all(streams)
+            raise errors.exceptions[0] from None
+        except BaseException:
+            _abort_all(streams)
+            raise
+        return streams
+
+    # -- placing
+
+    async def _place_new(self, streams: Sequence[RequestStream]) -> None:
+        """Place choices of one prompt, in one engine if it takes them all, so that they share its blocks."""
+        try:
+            first = await self._place(streams[0])
+            await asyncio.gather(*(self._place(stream, first) for stream in streams[1:]))
+        except ReplicaLost as error:
+            raise Overloaded(str(error), retry_after=5.0) from error
+
+    async def _place(self, stream: RequestStream, preferred: Session | None = None) -> Session | None:
+        """Find an engine that admits a request. None if it was aborted meanwhile.
+
+        Raises:
+            RequestError, Overloaded: as `submit`.
+            ReplicaLost: there is no engine, and none came in time.
+        """
+        refused: dict[str, Rejected] = {}
+        deadline = asyncio.get_running_loop().time() + self._limits.replica_wait_s
+        while not stream.done:
+            session = preferred if preferred and preferred.lost is None else await self._pick(refused, deadline)
+            preferred = None
+            if session is None:
+                raise Overloaded(next(iter(refused.values())).message)
+            if stream.done:
+                break
+            stream.place = session
+            try:
+                refusal = await session.offer(stream)
+            except ConnectionError:
+                continue
+            if refusal is None:
+                return session
+            if refusal.kind == "request":
+                raise _request_error(refusal)
+            refused[session.engine_id] = refusal
+        return None
+
+    async def _pick(self, refused: Iterable[str], deadline: float) -> Session | None:
+        """The engine to try next; None when all there are have refused.
+
+        Raises:
+            ReplicaLost: there is none until the deadline.
+        """
+        while not self._sessions:
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise ReplicaLost(f"no engine serves now: {self._last_failure}") from None
+        open_ = [s for s in self._sessions.values() if s.engine_id not in refused]
+        listed = [s for s in open_ if s.engine_id in self._listed] or open_
+        if self._choose is not None and len(listed) > 1:
+            chosen = await self._choose([s.engine_id for s in listed])
+            for session in listed:
+                if session.engine_id == chosen and session.lost is None:
+                    return session
+        return min(listed, key=lambda s: (s.score, random.random()), default=None)
+
+    async def _move(self, stream: RequestStream) -> None:
+        """Find a new place for a request whose engine is gone."""
+        try:
+            await self._place(stream)
+        except (Overloaded, RequestError, ReplicaLost) as error:
+            stream.fail(ReplicaLost(f"the engine of this request is gone and no other could go on with it: {error}"))
+        except asyncio.CancelledError:
+            stream.fail(ReplicaLost("the server is shutting down"))
+            raise
+
+    # -- keeping sessions
+
+    def _update(self, replica_ids: frozenset[str]) -> None:
+        if self._closed:
+            return
+        self._listed = replica_ids
+        for replica_id in replica_ids - self._keepers.keys():
+            task = asyncio.get_running_loop().create_task(self._keep(replica_id))
+            self._keepers[replica_id] = task
+            task.add_done_callback(lambda _, ended=replica_id: self._keeper_ended(ended))  # type: ignore[misc]
+
+    def _keeper_ended(self, replica_id: str) -> None:
+        del self._keepers[replica_id]
+        if replica_id in self._listed:  # listed again while it ended
+            self._update(self._listed)
+
+    async def _keep(self, replica_id: str) -> None:
+        """Keep a session with one replica, as long as it is listed."""
+        pause = self._limits.retry_s
+        while replica_id in self._listed:
+            try:
+                async with asyncio.timeout(self._limits.open_s):
+                    address = await self._directory.open(replica_id)
+                session = await Session.open(address, self._ingress_id, self._limits, self._on_lost)
+            except Exception as error:
+                self._last_failure = f"engine {replica_id}: {error or type(error).__name__}"
+                log.debug("no session with engine %s: %r", replica_id, error)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 20 * self._limits.retry_s)
+                continue
+            pause = self._limits.retry_s
+            log.info("session with engine %s is open", replica_id)
+            self._sessions[replica_id] = session
+            self._changed.set()
+            try:
+                self._last_failure = f"engine {replica_id}: {await session.wait_lost()}"
+            except asyncio.CancelledError:
+                session.close("the server is shutting down")
+                raise
+            log.warning("session with engine %s is lost: %s", replica_id, session.lost)
+
+    def _on_lost(self, session: Session, streams: list[RequestStream]) -> None:
+        for replica_id in [r for r, s in self._sessions.items() if s is session]:
+            del self._sessions[replica_id]
+        for stream in streams:
+            if self._closed:
+                stream.fail(ReplicaLost("the server is shutting down"))
+                continue
+            task = asyncio.get_running_loop().create_task(self._move(stream))
+            self._moves.add(task)
+            task.add_done_callback(self._moves.discard)
+
+
+def _abort_all(streams: Sequence[RequestStream]) -> None:
+    for stream in streams:
+        stream.abort()
+
+
+def _request_error(refusal: Rejected) -> RequestError:
+    kind = ContextTooLong if refusal.code == ContextTooLong.code else RequestError
+    return kind(refusal.message, refusal.param)
+
+
+def _by_prompt(streams: Sequence[RequestStream]) -> list[list[RequestStream]]:
+    groups: dict[tuple[int, ...], list[RequestStream]] = {}
+    for stream in streams:
+        groups.setdefault(tuple(stream.add.prompt_token_ids), []).append(stream)
+    return list(groups.values())
