@@ -1,0 +1,157 @@
+"""Models for tests: tiny random ones of every family, and the demo model as a Hugging Face folder."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+MODELS = Path(__file__).parent.parent / "models"
+SMOLLM2_GGUF = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
+SMOLLM2_FOLDER = MODELS / "SmolLM2-135M-Instruct"
+
+VOCAB = 99
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 6}
+
+
+def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **values}}
+
+
+TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama_tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama_biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_odd_heads": ("Llama", {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 10}),
+    "llama_linear": ("Llama", _rope("linear", factor=4.0)),
+    "llama_dynamic": ("Llama", {**_rope("dynamic", factor=2.0), "max_position_embeddings": 32}),
+    "llama_llama3": (
+        "Llama",
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
+    ),
+    "llama_yarn": ("Llama", _rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral_window": ("Mistral", {"sliding_window": 7, "head_dim": 12}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2_window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "phi3": ("Phi3", {"sliding_window": 9}),
+    "phi3_longrope": (
+        "Phi3",
+        {
+            **_rope("longrope", short_factor=[1.0, 1.5], long_factor=[2.0, 3.5], partial_rotary_factor=0.5),
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "gemma2": ("Gemma2", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            **_GEMMA,
+            "num_hidden_layers": 6,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.25,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""Name: transformers' class without its ending, and what its config changes."""
+
+
+def make_tiny(name: str, folder: Path, shard_bytes: str = "50GB", **changes: Any) -> Path:
+    """Save the random float32 model `name` of `TINY` to a folder, without a tokenizer, and return that.
+
+    Weights are larger than a training would start with, so that logits are far apart. `changes` go to the config.
+    """
+    import transformers
+
+    kind, values = TINY[name]
+    config = getattr(transformers, f"{kind}Config")(**{**_SIZES, **values, **changes})
+    torch.manual_seed(sum(map(ord, name)))
+    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder, max_shard_size=shard_bytes)
+    return folder
+
+
+def smollm2_gguf() -> Path:
+    """The demo model; skips the test where it has not been fetched."""
+    if not SMOLLM2_GGUF.is_file():
+        pytest.skip("needs the demo model: run `make model`")
+    return SMOLLM2_GGUF
+
+
+def smollm2_folder() -> Path:
+    """The demo model as a bfloat16 Hugging Face folder with its tokenizer, made once and kept; takes some 20 s then.
+
+    Skips the test where the demo model has not been fetched.
+    """
+    gguf = smollm2_gguf()
+    if not (SMOLLM2_FOLDER / "config.json").is_file():
+        work = Path(tempfile.mkdtemp(dir=MODELS, prefix="making-"))
+        try:
+            _convert(gguf, work)
+            work.chmod(0o755)
+            os.rename(work, SMOLLM2_FOLDER)
+        except OSError:
+            # Another process was faster.
+            if not (SMOLLM2_FOLDER / "config.json").is_file():
+                raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return SMOLLM2_FOLDER
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Let transformers dequantize a GGUF file and save what it makes of it."""
+    from transformers import AutoTokenizer
+
+    model = load_gguf_with_transformers(gguf, torch.bfloat16)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+
+
+def load_gguf_with_transformers(gguf: Path, dtype: torch.dtype) -> Any:
+    """A GGUF model as transformers loads it, dequantized."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.quantization_config import GgufConfig
+
+    config = GgufConfig(dequantize=True, gguf_file=gguf.name)
+    return AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=dtype, quantization_config=config
+    )
