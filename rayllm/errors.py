@@ -7,6 +7,7 @@
     │   ├── ContextTooLong  prompt and output do not fit the context
     │   └── ModelNotFound   no such model, status 404
     ├── Overloaded          refused because the service is full, status 503; says when to come back
+    ├── GenerationFailed    an engine gave up on a request that it had begun
     ├── ReplicaLost         the engine replica behind a request is gone; the request may go on elsewhere
     └── EngineDead          the engine failed and serves no more
 
@@ -69,6 +70,10 @@ class Overloaded(RayLLMError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.message, self.retry_after = message, retry_after
+
+
+class GenerationFailed(RayLLMError):
+    """An engine gave up on a request that it had begun. The message is fit for its client."""
 
 
 class ReplicaLost(RayLLMError):

@@ -1,7 +1,7 @@
 """What the HTTP app needs from the service behind it: one interface, met by `serving` and by a fake in tests."""
 
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import RequestOutput
@@ -32,7 +32,8 @@ class Service(Protocol):
     async def submit(self, adds: list[Add]) -> list[Stream]:
         """Send all choices of one HTTP request to the engines, and wait until each is admitted.
 
-        `request_id` of each Add is ignored and assigned here. If one is refused, the others are aborted.
+        `request_id` of each Add is ignored and assigned here. If one is refused, or the wait is cancelled
+        because the client left, the others are aborted.
 
         Raises:
             RequestError: an engine refused it as wrong.
@@ -40,8 +41,12 @@ class Service(Protocol):
         """
         ...
 
-    async def render_chat(self, messages: list[dict], tools: list[dict] | None, options: dict) -> list[int]:
+    async def render_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
+    ) -> list[int]:
         """Token ids of a conversation; in this process or in the renderer deployment, whichever is cheaper.
+
+        `options` are those of `rayllm.render.renderer.Renderer.render_chat`.
 
         Raises:
             RequestError: the template refuses the conversation.

@@ -30,6 +30,16 @@ class FrontendSettings:
     allow_credentials: bool = False
     root_path: str = ""
     seed: int = 0
+    max_body_bytes: int = 64 << 20
+    """Larger request bodies are refused with 413."""
+    trust_request_chat_template: bool = False
+    """Whether a request may bring a chat template of its own."""
+    request_id_headers: bool = False
+    """Whether responses carry X-Request-Id."""
+    tokens_as_token_ids: bool = False
+    """Logprobs name tokens as `token_id:5`, in every response."""
+    priority_scheduling: bool = False
+    """Whether engines heed `priority`; where not, a priority other than 0 is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

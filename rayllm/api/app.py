@@ -1,0 +1,73 @@
+"""The HTTP app. The same app serves under `rayllm serve` and inside a Serve ingress deployment."""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from rayllm import __version__
+from rayllm.api.call import Call, Endpoint
+from rayllm.api.chat import Chat
+from rayllm.api.completions import Completions
+from rayllm.api.errors import reply_to_status
+from rayllm.api.front import Front
+from rayllm.api.info import Info
+from rayllm.api.middleware import RequireKey
+from rayllm.api.service import Service
+from rayllm.api.tokens import Tokens
+from rayllm.config.serve import FrontendSettings
+from rayllm.render.renderer import Renderer
+
+Handler = Callable[[Call], Awaitable[None]]
+
+
+def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) -> FastAPI:
+    """The app that answers requests with `service`.
+
+    `renderer` turns the engine's tokens into text in this process; prompts are rendered by `service`.
+    """
+    front = Front(service, settings, renderer)
+    app = FastAPI(title="rayllm", version=__version__, root_path=settings.root_path)
+    for method, path, handler in _routes(front):
+        endpoint = Endpoint(handler, settings.request_id_headers)
+        app.router.routes.append(Route(path, endpoint, methods=[method]))
+    app.add_exception_handler(HTTPException, _refuse)
+    if settings.api_keys:
+        app.add_middleware(RequireKey, keys=settings.api_keys, root_path=settings.root_path)
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=settings.allowed_methods,
+        allow_headers=settings.allowed_headers,
+        allow_credentials=settings.allow_credentials,
+    )
+    return app
+
+
+def _routes(front: Front) -> list[tuple[str, str, Handler]]:
+    info, tokens = Info(front), Tokens(front)
+    return [
+        ("POST", "/v1/chat/completions", Chat(front)),
+        ("POST", "/v1/completions", Completions(front)),
+        ("GET", "/v1/models", info.models),
+        ("GET", "/v1/models/{model:path}", info.model),
+        ("POST", "/tokenize", tokens.tokenize),
+        ("POST", "/detokenize", tokens.detokenize),
+        ("GET", "/health", info.health),
+        ("GET", "/ping", info.health),
+        ("POST", "/ping", info.health),
+        ("GET", "/version", info.version),
+        ("GET", "/load", info.load),
+        ("GET", "/metrics", info.metrics),
+    ]
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    """Answer a request that no route takes, such as by 404 or 405."""
+    assert isinstance(error, HTTPException)
+    reply = reply_to_status(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
+    return JSONResponse(reply.body(), reply.status, headers=error.headers)

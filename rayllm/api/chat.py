@@ -1,0 +1,172 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rayllm.api.answer import answer, encode
+from rayllm.api.call import Call
+from rayllm.api.choice import Choice, Echo, Piece
+from rayllm.api.conversation import last_role, last_text, render
+from rayllm.api.front import Front, Prompt, Usage, check_stream
+from rayllm.api.logprobs import LogprobsWriter
+from rayllm.api.parse import parse_request
+from rayllm.api.wire import ChatRequest
+from rayllm.errors import RequestError
+from rayllm.messages.validate import check_logprobs, output_room
+
+Json = dict[str, Any]
+
+
+class Chat:
+    """Answers chat completions."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def __call__(self, call: Call) -> None:
+        """Answer one request."""
+        request = parse_request(ChatRequest, await call.body(self._front.settings.max_body_bytes))
+        await call.while_connected(self._answer(call, request))
+
+    async def _answer(self, call: Call, request: ChatRequest) -> None:
+        front = self._front
+        model = front.check_model(request)
+        check_stream(request)
+        _check_tools(request)
+        wanted = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        if wanted == 0:
+            raise RequestError("max_tokens must be at least 1", "max_tokens")
+        params = front.sampling.params(request, self._alternatives(request), wanted)
+        ids = await render(front, request, bool(request.add_special_tokens))
+        ids = front.sampling.truncated(ids, request)
+        room = output_room(len(ids), wanted, front.limits, front.settings.generation_defaults.get("max_tokens"))
+        role = "assistant" if request.add_generation_prompt is not False else last_role(request)
+        if request.continue_final_message:
+            role = last_role(request)
+        echo = Echo(last_text(request)) if request.echo and last_role(request) == role else None
+        prompts = [Prompt(ids, room, echo)]
+        external_id = f"chatcmpl-{call.id}"
+        choices = await front.submit(request, prompts, params, external_id)
+        usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
+        writer = ChatWriter(front, request, external_id, model, role, ids, usage)
+        await answer(call, choices, writer, bool(request.stream))
+
+    def _alternatives(self, request: ChatRequest) -> int | None:
+        """How many alternatives to report beside each token; None: no logprobs."""
+        check_logprobs(request.top_logprobs, "top_logprobs", self._front.limits)
+        if request.logprobs:
+            return request.top_logprobs or 0
+        if request.top_logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
+        return None
+
+
+class ChatWriter:
+    """Writes answers of chat completions."""
+
+    def __init__(
+        self, front: Front, request: ChatRequest, id_: str, model: str, role: str, prompt_ids: list[int], usage: Usage
+    ) -> None:
+        self._request, self._role, self._prompt_ids, self._usage = request, role, prompt_ids, usage
+        self._logprobs = LogprobsWriter(
+            front.renderer.tokenizer, request.return_tokens_as_token_ids or front.settings.tokens_as_token_ids
+        )
+        self._base = {"id": id_, "created": int(time.time()), "model": model}
+        self._head = b"data: " + encode({**self._base, "object": "chat.completion.chunk"})[:-1] + b',"choices":['
+        options = request.stream_options
+        self._final_usage = bool(options and options.include_usage)
+        self._every_usage = bool(options and options.continuous_usage_stats)
+        self._tail = b'],"usage":null}\n\n' if self._final_usage else b"]}\n\n"
+
+    def opening(self) -> bytes:
+        """One chunk for each choice that tells the role."""
+        chunks = []
+        for index in range(self._request.n or 1):
+            delta = {"role": self._role, "content": ""}
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            end = self._end()
+            if self._request.return_token_ids and index == 0:
+                end = b'],"prompt_token_ids":' + encode(self._prompt_ids) + end.removeprefix(b"]")
+            chunks.append(self._head + encode(choice) + end)
+        return b"".join(chunks)
+
+    def event(self, choice: Choice, piece: Piece) -> bytes:
+        """One chunk."""
+        if piece.finish_reason is None and not piece.logprobs and not self._request.return_token_ids:
+            if not piece.text:
+                return b""
+            body = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (
+                choice.index,
+                encode(piece.text),
+            )
+            return self._head + body + self._end()
+        delta = {"content": piece.text} if piece.text else {}
+        return self._head + encode({"index": choice.index, "delta": delta, **self._rest(piece)}) + self._end()
+
+    def closing(self) -> bytes:
+        """The usage, if asked for."""
+        if not self._final_usage:
+            return b""
+        return self._head + b'],"usage":' + encode(self._usage.now()) + b"}\n\n"
+
+    def whole(self, pieces: Sequence[Piece]) -> Json:
+        """The body of a whole answer."""
+        choices = []
+        for index, piece in enumerate(pieces):
+            message = {"role": self._role, "content": piece.text, "refusal": None}
+            choices.append({"index": index, "message": message, **self._rest(piece)})
+        out = {
+            **self._base,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": self._usage.now(),
+            "system_fingerprint": None,
+        }
+        if self._request.prompt_logprobs is not None:
+            out["prompt_logprobs"] = self._logprobs.prompt(pieces[0].prompt_logprobs or [])
+        if self._request.return_token_ids:
+            out["prompt_token_ids"] = self._prompt_ids
+        return out
+
+    def _rest(self, piece: Piece) -> Json:
+        """What follows the text of a choice."""
+        rest: Json = {
+            "logprobs": self._logprobs.chat(piece.logprobs) if self._request.logprobs else None,
+            "finish_reason": piece.finish_reason,
+            "stop_reason": piece.stop_reason,
+        }
+        if self._request.return_token_ids:
+            rest["token_ids"] = piece.token_ids
+        return rest
+
+    def _end(self) -> bytes:
+        if self._every_usage:
+            return b'],"usage":' + encode(self._usage.now()) + b"}\n\n"
+        return self._tail
+
+
+def _check_tools(request: ChatRequest) -> None:
+    """Refuse tools that would have to be called, for nothing here reads calls out of the text.
+
+    Raises:
+        RequestError: names the field.
+    """
+    if not request.tools:
+        if request.tool_choice not in (None, "none", "auto"):
+            raise RequestError("tool_choice needs tools", "tool_choice")
+        return
+    for i, tool in enumerate(request.tools):
+        function = tool.get("function")
+        named = isinstance(function, dict) and isinstance(function.get("name"), str)
+        if tool.get("type") != "function" or not named:
+            raise RequestError(f"tools[{i}] must be a function with a name", f"tools[{i}]")
+    if request.tool_choice is None or request.tool_choice == "auto":
+        raise RequestError(
+            "tools with tool_choice 'auto' need a parser for the model's tool calls, and this server has none; "
+            "set tool_choice to 'none', or start the server with --enable-auto-tool-choice and --tool-call-parser",
+            "tool_choice",
+        )
+    if request.tool_choice != "none":
+        message = "a forced tool call needs structured outputs, which are not available yet; set tool_choice to 'none'"
+        raise RequestError(message, "tool_choice")

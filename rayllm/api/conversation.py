@@ -1,0 +1,59 @@
+"""From the conversation in a request to token ids; shared by chat completions and `/tokenize`."""
+
+from typing import Any
+
+from rayllm.api.front import Front
+from rayllm.api.wire import ChatRequest, ChatTemplateFields
+from rayllm.errors import RequestError
+
+
+async def render(front: Front, request: ChatTemplateFields, add_special_tokens: bool) -> list[int]:
+    """Token ids of the conversation.
+
+    Raises:
+        RequestError: a field or message is wrong, or the template refuses the conversation.
+    """
+    if request.messages is None:
+        raise RequestError("messages is missing", "messages")
+    continues = bool(request.continue_final_message)
+    generates = (not continues) if request.add_generation_prompt is None else request.add_generation_prompt
+    if continues and generates:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other; set one", "continue_final_message"
+        )
+    if request.chat_template is not None and not front.settings.trust_request_chat_template:
+        raise RequestError(
+            "chat_template in a request is not allowed; start the server with --trust-request-chat-template",
+            "chat_template",
+        )
+    front.sampling.check_text_length(sum(map(_length, request.messages)), "messages")
+    options = {
+        "add_generation_prompt": generates,
+        "continue_final_message": continues,
+        "documents": request.documents,
+        "chat_template": request.chat_template,
+        "chat_template_kwargs": request.chat_template_kwargs,
+        "add_special_tokens": add_special_tokens,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    return await front.service.render_chat(request.messages, request.tools or None, given)
+
+
+def last_role(request: ChatRequest) -> str:
+    """The role of the last message, which has been rendered."""
+    assert request.messages
+    return str(request.messages[-1]["role"])
+
+
+def last_text(request: ChatRequest) -> str:
+    """The text of the last message, which has been rendered."""
+    assert request.messages
+    content: Any = request.messages[-1].get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
+
+
+def _length(message: Any) -> int:
+    content = message.get("content") if isinstance(message, dict) else None
+    return len(content) if isinstance(content, str) else 0

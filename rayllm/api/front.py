@@ -1,0 +1,130 @@
+"""What all endpoints share: the service, its settings, and the steps from a checked request to its choices."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from rayllm.api.choice import Choice, Echo
+from rayllm.api.sampling import Sampling, cache_salt
+from rayllm.api.service import Service
+from rayllm.api.wire import SamplingFields, Wire
+from rayllm.config.serve import FrontendSettings
+from rayllm.errors import ModelNotFound, RequestError
+from rayllm.messages.engine import Add
+from rayllm.messages.sampling import SamplingParams
+from rayllm.messages.validate import Limits
+from rayllm.render.renderer import Renderer
+
+_MOST_CHOICES = 2048
+"""Choices of one HTTP request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a request, ready for the engine."""
+
+    token_ids: list[int]
+    max_tokens: int
+    echo: Echo | None = None
+
+
+class Front:
+    """The service as the endpoints use it."""
+
+    def __init__(self, service: Service, settings: FrontendSettings, renderer: Renderer) -> None:
+        self.service, self.settings, self.renderer = service, settings, renderer
+        self.limits = Limits(
+            vocab_size=settings.vocab_size,
+            max_model_len=settings.max_model_len,
+            max_logprobs=settings.max_logprobs,
+        )
+        self.sampling = Sampling(settings, self.limits, renderer)
+        self.created = int(time.time())
+        """When the models came up, in Unix seconds."""
+
+    def check_model(self, request: Wire) -> str:
+        """The name by which the answer calls the model.
+
+        Raises:
+            ModelNotFound: the request names another model.
+        """
+        names = self.settings.served_model_names
+        if request.model is None:
+            return names[0]
+        if request.model not in names:
+            raise model_not_found(request.model, names)
+        return request.model
+
+    async def submit(
+        self, request: SamplingFields, prompts: Sequence[Prompt], params: SamplingParams, external_id: str
+    ) -> list[Choice]:
+        """Send a request's choices to the engines: `params.n` for each prompt, numbered prompt by prompt.
+
+        Raises:
+            RequestError, Overloaded: it was not admitted.
+        """
+        if len(prompts) * params.n > _MOST_CHOICES:
+            raise RequestError(f"the request asks for more than {_MOST_CHOICES} choices; send several", "n")
+        priority, salt = self.sampling.priority(request), cache_salt(request)
+        now = time.time()
+        adds = [
+            Add(
+                request_id=0,
+                prompt_token_ids=prompt.token_ids,
+                sampling=msgspec.structs.replace(params, n=1, max_tokens=prompt.max_tokens),
+                choice_index=i,
+                priority=priority,
+                arrival_time=now,
+                cache_salt=salt,
+                external_id=external_id,
+            )
+            for prompt in prompts
+            for i in range(params.n)
+        ]
+        streams = await self.service.submit(adds)
+        tokenizer = self.renderer.tokenizer
+        return [
+            Choice(i, stream, add.sampling, tokenizer, prompts[i // params.n].echo)
+            for i, (stream, add) in enumerate(zip(streams, adds, strict=True))
+        ]
+
+
+class Usage:
+    """Counts the tokens of a request from its choices."""
+
+    def __init__(self, prompts: Sequence[Prompt], choices: Sequence[Choice], details: bool) -> None:
+        """`details` adds how many prompt tokens were cached."""
+        self._choices, self._details = choices, details
+        self._prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        self._firsts = choices[:: len(choices) // len(prompts)]
+
+    def now(self) -> dict[str, Any]:
+        """The usage so far, as the API writes it. The tokens of a prompt count once, whatever `n` is."""
+        completion = sum(choice.completion_tokens for choice in self._choices)
+        cached = sum(choice.cached_tokens for choice in self._firsts)
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": completion,
+            "total_tokens": self._prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": cached} if self._details else None,
+        }
+
+
+def check_stream(request: SamplingFields) -> None:
+    """Refuse options that contradict `stream`.
+
+    Raises:
+        RequestError: names the field.
+    """
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options needs stream to be true", "stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs cannot be streamed; set stream to false", "prompt_logprobs")
+
+
+def model_not_found(name: str, names: Sequence[str]) -> ModelNotFound:
+    """The error for a model that is not served."""
+    return ModelNotFound(f"the model {name[:200]!r} does not exist here; served: {', '.join(names)}", "model")

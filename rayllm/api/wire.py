@@ -1,0 +1,181 @@
+"""What clients send: the fields of each request, as the OpenAI API and vLLM's additions to it name them.
+
+Types are checked here, ranges in `rayllm.messages.validate`. None always means that a field was left out. A field that
+is in none of these lists is refused by name, and so is a value that only a later part of rayllm can honour.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Json = dict[str, Any]
+
+
+class Wire(BaseModel):
+    """Base of all requests. Strict: "1" is no number, true is no 1."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    model: str | None = None
+    """Any of the served names; left out, the first."""
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells about usage."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    include_usage: bool | None = None
+    """One more chunk at the end has the usage, and no choices."""
+    continuous_usage_stats: bool | None = None
+    """Every chunk has the usage so far."""
+    include_obfuscation: Literal[False] | None = None
+
+
+class SamplingFields(Wire):
+    """Fields that chat and text completions share."""
+
+    # OpenAI's
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: str | None = None
+    """For the client's own records."""
+    metadata: Json | None = None
+    """For the client's own records."""
+
+    # vLLM's
+    add_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    cache_salt: str | None = None
+    echo: bool | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    priority: int | None = None
+    prompt_logprobs: int | None = None
+    repetition_penalty: float | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    stop_token_ids: list[int] | None = None
+    top_k: int | None = None
+    truncate_prompt_tokens: int | None = None
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+
+
+class CompletionRequest(SamplingFields):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[Any] | None = None
+    """A text, texts, token ids, or lists of token ids."""
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+
+class ChatTemplateFields(Wire):
+    """How a conversation becomes a prompt."""
+
+    messages: list[Any] | None = None
+    tools: list[Json] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: Json | None = None
+    documents: list[Json] | None = None
+
+
+class ChatRequest(SamplingFields, ChatTemplateFields):
+    """`POST /v1/chat/completions`."""
+
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    tool_choice: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class TokenizeRequest(ChatTemplateFields):
+    """`POST /tokenize`: a `prompt`, or `messages` and what belongs to them."""
+
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Wire):
+    """`POST /detokenize`."""
+
+    tokens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A field that is known but cannot be honoured. `neutral` values ask for nothing, and are taken."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+
+
+_STRUCTURED = "structured outputs are not available yet; describe the format in the prompt"
+_BEAM = "beam search is not available; sample with n and compare the choices"
+_MEDIA = "this server takes and gives text only"
+_EFFORT = "no reasoning parser is configured; pass what the model's template knows in chat_template_kwargs"
+_TOOLS = "this form of tool calls is not available; use tools and tool_choice"
+
+REFUSED: Mapping[str, Refusal] = {
+    "response_format": Refusal(_STRUCTURED, ({"type": "text"},)),
+    **{
+        name: Refusal(_STRUCTURED)
+        for name in (
+            "structured_outputs",
+            "guided_json",
+            "guided_regex",
+            "guided_choice",
+            "guided_grammar",
+            "guided_decoding_backend",
+            "guided_whitespace_pattern",
+            "structural_tag",
+        )
+    },
+    "use_beam_search": Refusal(_BEAM, (False,)),
+    "length_penalty": Refusal(_BEAM, (1, 1.0)),
+    "early_stopping": Refusal(_BEAM, (False,)),
+    "prompt_embeds": Refusal("prompts as embeddings are not available; send text or token ids"),
+    "modalities": Refusal(_MEDIA, (["text"],)),
+    "audio": Refusal(_MEDIA),
+    "mm_processor_kwargs": Refusal(_MEDIA),
+    "media_io_kwargs": Refusal(_MEDIA),
+    "reasoning_effort": Refusal(_EFFORT),
+    "reasoning": Refusal(_EFFORT),
+    "include_reasoning": Refusal(_EFFORT, (True,)),
+    "thinking_token_budget": Refusal(_EFFORT),
+    "verbosity": Refusal("this model has no such setting; say in the prompt how long the answer should be"),
+    "functions": Refusal(_TOOLS, ([],)),
+    "function_call": Refusal(_TOOLS, ("none",)),
+    "web_search_options": Refusal("this server does not search the web"),
+    "prediction": Refusal("predicted outputs are not available; leave the field out"),
+    "store": Refusal("this server keeps no responses; leave the field out", (False,)),
+    "service_tier": Refusal("this server has one tier; leave the field out", ("auto", "default")),
+    "kv_transfer_params": Refusal("transfer of KV caches is not configured on this server"),
+    "logits_processors": Refusal("processors are set at start by --logits-processors; give arguments in vllm_xargs"),
+    "prompt_cache_retention": Refusal("cached prefixes are kept as long as there is room", ("in-memory",)),
+}
+
+IGNORABLE = frozenset({"safety_identifier", "prompt_cache_key"})
+"""Fields that, as OpenAI documents them, ask for nothing of a server that has one user base and caches by content."""
