@@ -127,7 +127,7 @@ def draw(logits_V: torch.Tensor, state: RowState) -> int:
 
 def _survivors(scaled_V: npt.NDArray[np.float32], sampling: SamplingParams) -> npt.NDArray[np.int64] | None:
     """Ids of the tokens that min-p, top-k and top-p leave, ascending; None for all. Equals at an edge all stay."""
-    if not sampling.min_p and not sampling.top_k and sampling.top_p >= 1.0:
+    if not sampling.min_p and sampling.top_k <= 0 and sampling.top_p >= 1.0:
         return None
     edge = np.float32(NEVER)
     top = scaled_V.max()

@@ -1,0 +1,255 @@
+"""`LLM`: one model in this process, without Ray or HTTP."""
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from rayllm.config.files import read_files
+from rayllm.config.hardware import probe_hardware
+from rayllm.config.model_facts import read_model_facts
+from rayllm.config.parser import parse_mapping
+from rayllm.config.registry import registry
+from rayllm.config.resolve import resolve
+from rayllm.engine.engine import Engine, Outputs
+from rayllm.errors import EngineDead
+from rayllm.messages.engine import Add
+from rayllm.messages.ingress import EngineStats, FinishReason, Load, RequestOutput, TokenLogprobs
+from rayllm.messages.sampling import SamplingParams
+from rayllm.messages.validate import Limits, check_sampling, output_room
+from rayllm.render.detokenize import Detokenizer
+from rayllm.render.renderer import Renderer
+from rayllm.render.stops import StopStrings
+from rayllm.render.tokenizer import Tokenizer
+
+CLIENT = 0
+Prompt = str | Sequence[int]
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One choice. `stop_reason` is the stop string or the stop token that ended it, None for an end token."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one prompt gave."""
+
+    prompt_token_ids: list[int]
+    outputs: list[Completion]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    cached_tokens: int = 0
+    """Prompt tokens that the prefix cache held."""
+
+
+class LLM:
+    """Runs a model and answers whole batches. Close it (`shutdown`, or a `with` block) to free its memory.
+
+    `LLM(model, **options)` takes the options of `rayllm serve` with underscores, such as `dtype="float32"` or
+    `max_model_len=2048`.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        """Load the model: a Hugging Face folder or a GGUF file.
+
+        Raises:
+            ConfigError: an option cannot be honoured.
+            ModelError: the model's files cannot be used.
+        """
+        values = registry().values(parse_mapping({"model": model, **options}, registry()))
+        facts = read_model_facts(values["model"])
+        resolved = resolve(values, facts, probe_hardware(), read_files(values, facts))
+        frontend = resolved.serve.frontend
+        self.config = resolved.engine
+        self._defaults = frontend.generation_defaults
+        self._limits = Limits(
+            vocab_size=frontend.vocab_size, max_model_len=frontend.max_model_len, max_logprobs=frontend.max_logprobs
+        )
+        self._renderer = Renderer(Tokenizer.load(frontend.tokenizer_path), frontend.chat_template)
+        self._engine = Engine.build(self.config)
+        self._ids = itertools.count()
+        self._changed = threading.Condition()
+        self._open: dict[int, _Choice] = {}
+        self._engine.start(self._deliver)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Result]:
+        """Complete one prompt or several, each a text or token ids; results in order.
+
+        Without `sampling`, the model's own generation config holds.
+
+        Raises:
+            RequestError: a prompt or a parameter cannot be served; nothing was run.
+            EngineDead: the engine failed.
+        """
+        many = _as_list(prompts)
+        ids = [self._renderer.tokenize(prompt) if isinstance(prompt, str) else list(prompt) for prompt in many]
+        return self._run(ids, self._sampling_of(sampling, len(many)))
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: list[dict[str, Any]] | None = None,
+        **template: Any,
+    ) -> list[Result]:
+        """Answer one conversation or several, in OpenAI's message format; results in order.
+
+        `template` are options of the chat template, such as `add_generation_prompt`.
+
+        Raises:
+            RequestError: a conversation or a parameter cannot be served; nothing was run.
+            EngineDead: the engine failed.
+        """
+        many = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        ids = [self._renderer.render_chat(list(one), tools, template) for one in many]  # type: ignore[arg-type]
+        return self._run(ids, self._sampling_of(sampling, len(ids)))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._renderer.tokenizer
+
+    def stats(self) -> EngineStats:
+        """The engine's metrics."""
+        return self._engine.stats()
+
+    def shutdown(self) -> None:
+        """End the engine and free the model. Idempotent."""
+        self._engine.shutdown()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _sampling_of(
+        self, sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if sampling is None:
+            sampling = SamplingParams(**self._defaults)
+        if isinstance(sampling, SamplingParams):
+            return [sampling] * count
+        if len(sampling) != count:
+            raise ValueError(f"{len(sampling)} sampling parameters for {count} prompts")
+        return list(sampling)
+
+    def _run(self, prompts: list[list[int]], samplings: list[SamplingParams]) -> list[Result]:
+        groups = [self._choices(prompt, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
+        every = [choice for group in groups for choice in group]
+        with self._changed:
+            self._open.update((choice.add.request_id, choice) for choice in every)
+        try:
+            for choice in every:
+                self._engine.add(CLIENT, choice.add)
+            with self._changed:
+                self._changed.wait_for(lambda: all(choice.finish_reason for choice in every))
+        finally:
+            for choice in every:
+                if self._open.pop(choice.add.request_id, None) and choice.finish_reason is None:
+                    self._engine.abort(CLIENT, choice.add.request_id)
+        if reason := self._engine.dead:
+            raise EngineDead(reason)
+        return [
+            Result(prompt, [choice.completion() for choice in group], group[0].prompt_logprobs, group[0].cached_tokens)
+            for prompt, group in zip(prompts, groups, strict=True)
+        ]
+
+    def _choices(self, prompt: list[int], sampling: SamplingParams) -> list["_Choice"]:
+        check_sampling(sampling, self._limits)
+        room = output_room(len(prompt), sampling.max_tokens, self._limits)
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        one = msgspec.structs.replace(
+            sampling, n=1, seed=seed, max_tokens=room, bad_words_ids=self._renderer.bad_words_ids(sampling.bad_words)
+        )
+        now = time.time()
+        adds = (
+            Add(
+                request_id=next(self._ids), prompt_token_ids=prompt, output_token_ids=[], sampling=one,
+                choice_index=index, arrival_time=now,
+            )
+            for index in range(sampling.n)
+        )  # fmt: skip
+        return [_Choice(add, self.tokenizer) for add in adds]
+
+    def _deliver(self, outputs: Outputs, load: Load) -> None:
+        with self._changed:
+            for output in outputs.get(CLIENT, ()):
+                choice = self._open.get(output.request_id)
+                if choice is not None and choice.take(output):
+                    self._engine.abort(CLIENT, output.request_id, "stop")
+            self._changed.notify_all()
+
+
+class _Choice:
+    """One choice while it is generated."""
+
+    def __init__(self, add: Add, tokenizer: Tokenizer) -> None:
+        self.add = add
+        self._sampling = add.sampling
+        self._detokenizer = Detokenizer(tokenizer, add.sampling.skip_special_tokens)
+        self._stops = StopStrings(add.sampling.stop, add.sampling.include_stop_str_in_output)
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self.finish_reason: FinishReason | None = None
+        self._stop_reason: str | int | None = None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self.cached_tokens = 0
+
+    def take(self, output: RequestOutput) -> bool:
+        """Take in what a step produced. True if a stop string has just ended the choice."""
+        if self.finish_reason is not None:
+            return False
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self.cached_tokens = output.cached_tokens or self.cached_tokens
+        hidden = output.stop_token_id is not None and not self._sampling.include_stop_str_in_output
+        for i, token in enumerate(output.token_ids):
+            self._token_ids.append(token)
+            if output.logprobs is not None:
+                self._logprobs.append(output.logprobs[i])
+            if hidden and i == len(output.token_ids) - 1:
+                break
+            text = self._detokenizer.feed([token])
+            self._text.append(self._stops.feed(text, search=len(self._token_ids) > self._sampling.min_tokens))
+            if self._stops.matched is not None:
+                self.finish_reason, self._stop_reason = "stop", self._stops.matched
+                return output.finish_reason is None
+        if output.finish_reason is not None:
+            self._text.append(self._stops.feed(self._detokenizer.finish()) + self._stops.finish())
+            self.finish_reason = output.finish_reason
+            if output.stop_token_id in self._sampling.stop_token_ids:
+                self._stop_reason = output.stop_token_id
+        return False
+
+    def completion(self) -> Completion:
+        """The finished choice."""
+        assert self.finish_reason is not None
+        logprobs = self._logprobs if self._sampling.logprobs is not None else None
+        return Completion(
+            self.add.choice_index, "".join(self._text), self._token_ids, self.finish_reason, self._stop_reason, logprobs
+        )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
