@@ -16,7 +16,7 @@ from rayllm.api.completions import Completions
 from rayllm.api.errors import reply_to_status
 from rayllm.api.front import Front
 from rayllm.api.info import Info
-from rayllm.api.middleware import RequireKey
+from rayllm.api.middleware import RequireKey, RootPath
 from rayllm.api.service import Service
 from rayllm.api.tokens import Tokens
 from rayllm.config.serve import FrontendSettings
@@ -31,13 +31,13 @@ def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) 
     `renderer` turns the engine's tokens into text in this process; prompts are rendered by `service`.
     """
     front = Front(service, settings, renderer)
-    app = FastAPI(title="rayllm", version=__version__, root_path=settings.root_path)
+    app = FastAPI(title="rayllm", version=__version__)
     for method, path, handler in _routes(front):
         endpoint = Endpoint(handler, settings.request_id_headers)
         app.router.routes.append(Route(path, endpoint, methods=[method]))
     app.add_exception_handler(HTTPException, _refuse)
     if settings.api_keys:
-        app.add_middleware(RequireKey, keys=settings.api_keys, root_path=settings.root_path)
+        app.add_middleware(RequireKey, keys=settings.api_keys)
     app.add_middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
@@ -45,6 +45,8 @@ def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) 
         allow_headers=settings.allowed_headers,
         allow_credentials=settings.allow_credentials,
     )
+    if settings.root_path:
+        app.add_middleware(RootPath, root_path=settings.root_path)
     return app
 
 

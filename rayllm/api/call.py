@@ -48,7 +48,8 @@ class Call:
         self.started = False
         """Whether the status line is out, after which an error cannot have a status of its own."""
         self.id = new_id(self.header("x-request-id"))
-        self._id_header = [(b"x-request-id", self.id.encode())] if id_headers else []
+        """Unlike any other, whatever the client sends as X-Request-Id."""
+        self._id_headers = id_headers
 
     def header(self, name: str) -> str | None:
         """A header's value."""
@@ -109,8 +110,8 @@ class Call:
         more = [(key.lower().encode(), value.encode()) for key, value in (headers or {}).items()]
         length = (b"content-length", str(len(body)).encode())
         self.started = True
-        start = {"type": "http.response.start", "status": status, "headers": [kind, length, *self._id_header, *more]}
-        await self._send(start)
+        headers_out = [kind, length, *self._id_header(), *more]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers_out})
         await self._send({"type": "http.response.body", "body": body})
 
     async def error(self, error: ErrorReply) -> None:
@@ -120,11 +121,14 @@ class Call:
     async def start_events(self) -> None:
         """Begin a stream of server-sent events."""
         self.started = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*_EVENTS, *self._id_header]})
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_EVENTS, *self._id_header()]})
 
     async def send_events(self, data: bytes, last: bool = False) -> None:
         """Send whole events. Waits while the client reads slowly."""
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    def _id_header(self) -> list[tuple[bytes, bytes]]:
+        return [(b"x-request-id", self.id.encode())] if self._id_headers else []
 
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

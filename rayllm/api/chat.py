@@ -46,7 +46,7 @@ class Chat:
             role = last_role(request)
         echo = Echo(last_text(request)) if request.echo and last_role(request) == role else None
         prompts = [Prompt(ids, room, echo)]
-        external_id = f"chatcmpl-{call.id}"
+        external_id = f"chatcmpl-{front.name_call(call, request)}"
         choices = await front.submit(request, prompts, params, external_id)
         usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
         writer = ChatWriter(front, request, external_id, model, role, ids, usage)

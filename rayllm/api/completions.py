@@ -42,7 +42,7 @@ class Completions:
         if request.echo and logprobs is not None and params.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=logprobs)
         prompts = [await self._prompt(request, prompt) for prompt in prompts_of(request.prompt)]
-        external_id = f"cmpl-{call.id}"
+        external_id = f"cmpl-{front.name_call(call, request)}"
         choices = await front.submit(request, prompts, params, external_id)
         usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
         writer = CompletionWriter(front, request, external_id, model, prompts, usage)

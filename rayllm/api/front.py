@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rayllm.api.call import Call, new_id
 from rayllm.api.choice import Choice, Echo
 from rayllm.api.sampling import Sampling, cache_salt
 from rayllm.api.service import Service
@@ -58,6 +59,12 @@ class Front:
             raise model_not_found(request.model, names)
         return request.model
 
+    def name_call(self, call: Call, request: SamplingFields) -> str:
+        """The id of a request, shown to clients and in logs; the request may wish for a part of it."""
+        if request.request_id:
+            call.id = new_id(request.request_id)
+        return call.id
+
     async def submit(
         self, request: SamplingFields, prompts: Sequence[Prompt], params: SamplingParams, external_id: str
     ) -> list[Choice]:
@@ -68,6 +75,10 @@ class Front:
         """
         if len(prompts) * params.n > _MOST_CHOICES:
             raise RequestError(f"the request asks for more than {_MOST_CHOICES} choices; send several", "n")
+        room = min(prompt.max_tokens for prompt in prompts)
+        if params.min_tokens > room:
+            message = f"min_tokens is {params.min_tokens}, but the output may have {room} tokens at most"
+            raise RequestError(message, "min_tokens")
         priority, salt = self.sampling.priority(request), cache_salt(request)
         now = time.time()
         adds = [
