@@ -99,6 +99,10 @@ def _resolve_serve(
         allow_credentials=values["allow-credentials"],
         root_path=values["root-path"] or "",
         seed=values["seed"],
+        trust_request_chat_template=values["trust-request-chat-template"],
+        request_id_headers=values["enable-request-id-headers"],
+        tokens_as_token_ids=values["return-tokens-as-token-ids"],
+        priority_scheduling=engine.scheduling_policy == "priority",
     )
     http = HttpSettings(
         host=values["host"],

@@ -92,6 +92,10 @@ class Session:
         """How busy the engine is, as far as known: requests it reported and those sent since."""
         return self.load.running + self.load.waiting + self._unseen
 
+    def note_sent(self) -> None:
+        """Count a request that someone else is about to send, until the engine's next report."""
+        self._unseen += 1
+
     async def offer(self, stream: RequestStream) -> Rejected | None:
         """Send a request and wait for the answer: None when it is admitted.
 

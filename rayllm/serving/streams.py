@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 from msgspec.structs import replace
 
@@ -57,13 +57,14 @@ class RequestStream:
         output, self._waiting = self._waiting, None
         return output
 
-    def abort(self, reason: AbortReason = "abort") -> None:
-        """Stop the request; the iterator ends. Idempotent, never blocks."""
+    def abort(self, reason: str = "abort") -> None:
+        """Stop the request, for the reason `abort` or `stop`; the iterator ends. Idempotent, never blocks."""
+        assert reason in ("abort", "stop"), reason
         if not self.done:
             self.done = True
             self._wake()
             if self.place is not None:
-                self.place.abort(self, reason)
+                self.place.abort(self, cast(AbortReason, reason))
 
     # -- for the fleet
 

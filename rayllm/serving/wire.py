@@ -7,7 +7,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -83,8 +83,7 @@ class FrameProtocol(asyncio.Protocol, Generic[M]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's are so in all but name
         self.last_heard = self._loop.time()
 
     def data_received(self, data: bytes) -> None:

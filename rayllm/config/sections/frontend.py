@@ -28,6 +28,24 @@ FRONTEND = (
         help="Chat template instead of the tokenizer's own: a file, or the template itself.",
     ),
     Option(
+        name="trust-request-chat-template",
+        kind=Kind.BOOL,
+        default=False,
+        help="Let requests bring a chat template of their own.",
+    ),
+    Option(
+        name="return-tokens-as-token-ids",
+        kind=Kind.BOOL,
+        default=False,
+        help="Write tokens in logprobs as token_id:5 instead of their text.",
+    ),
+    Option(
+        name="enable-request-id-headers",
+        kind=Kind.BOOL,
+        default=False,
+        help="Add X-Request-Id to responses: the request's own, or a new one.",
+    ),
+    Option(
         name="enable-prompt-tokens-details",
         kind=Kind.BOOL,
         default=False,

@@ -1,0 +1,65 @@
+"""One more HTTP process beside the first, on the same socket: joins the cluster and serves until it is told to stop."""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import socket
+from dataclasses import dataclass
+
+from rayllm.config.environment import Environment
+from rayllm.config.serve import ServeSettings
+from rayllm.serving.logs import configure_logging
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiProcess:
+    """What such a process is told."""
+
+    number: int
+    settings: ServeSettings
+    environment: Environment
+    address: str
+    """Of the Ray cluster."""
+
+
+def run(plan: ApiProcess, listener: socket.socket) -> None:
+    """The process's main function."""
+    from rayllm.serving.launch import run_in_loop
+
+    configure_logging(plan.environment.logging_level)
+    os._exit(run_in_loop(_serve(plan, listener)))
+
+
+async def _serve(plan: ApiProcess, listener: socket.socket) -> int:
+    import ray
+    from ray import serve
+
+    from rayllm.serving.application import Runtime, build_frontend
+    from rayllm.serving.http_server import HttpServer
+    from rayllm.serving.launch import APP, RENDERER_APP, ROUTER_APP, catch_signals, end_http
+
+    stop = asyncio.Event()
+    catch_signals(stop)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # The first process ends this one, and its death does too.
+    asyncio.get_running_loop().add_reader(parent.sentinel, stop.set)
+    runtime = Runtime.of(plan.environment)
+    await asyncio.to_thread(ray.init, address=plan.address, logging_level=logging.ERROR, log_to_driver=False)
+    catch_signals(stop)
+    app, service = build_frontend(plan.settings.frontend, f"http-{os.getpid()}-{plan.number}", runtime.limits)
+    service.attach(
+        serve.get_deployment_handle("engine", APP, _check_exists=False),
+        serve.get_deployment_handle("router", ROUTER_APP, _check_exists=False),
+        serve.get_deployment_handle("renderer", RENDERER_APP, _check_exists=False),
+    )
+    await service.wait_healthy()
+    http = HttpServer(app, plan.settings.http, listener)
+    http.start()
+    log.info("HTTP server %d is up", plan.number)
+    await stop.wait()
+    await end_http(http, service, plan.settings.http)
+    return 0

@@ -1,0 +1,178 @@
+"""Puts the deployments together: for `serve run` as one application, for `rayllm serve` as parts around its own HTTP.
+
+ingress (HTTP app) ──► router      which engine
+      │          └───► renderer    long prompts
+      └══ sessions ══► engine ×N
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from rayllm.config.environment import Environment
+from rayllm.config.load import load
+from rayllm.config.parser import parse_mapping
+from rayllm.config.registry import registry
+from rayllm.config.resolve import Resolved
+from rayllm.config.serve import FrontendSettings
+from rayllm.errors import ConfigError
+from rayllm.serving.engine_server import EngineServer
+from rayllm.serving.logs import configure_logging
+from rayllm.serving.renderer_server import RendererServer
+from rayllm.serving.router import Router
+from rayllm.serving.service import ServiceImpl
+from rayllm.serving.wire import SessionLimits
+
+ENGINE_ROUTER = "rayllm.serving.directory.EngineRequestRouter"
+MANY = 100_000
+"""Handle calls at once: the engine's own queue is what limits."""
+STOP_S = 10.0
+HEALTH_S = 2.0
+SERVE_ONLY = (
+    "host",
+    "port",
+    "uds",
+    "uvicorn-log-level",
+    "disable-uvicorn-access-log",
+    "shutdown-timeout",
+    "ray-address",
+    "config",
+)
+"""Options of `rayllm serve` that Serve's own configuration decides under `serve run`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What all deployments need beside their own settings."""
+
+    limits: SessionLimits
+    level: str
+
+    @classmethod
+    def of(cls, environment: Environment) -> "Runtime":
+        """As the environment's variables say."""
+        limits = SessionLimits(step_s=environment.step_limit_s, replica_wait_s=environment.replica_wait_s)
+        return cls(limits=limits, level=environment.logging_level)
+
+
+def engine_app(resolved: Resolved, runtime: Runtime) -> Application:
+    """The engines alone, as an application whose handle takes `generate` and `stream`."""
+    deployment = serve.deployment(
+        name="engine",
+        num_replicas=resolved.serve.engines,
+        # Without an option of Ray's own for it: everything must come up where Ray sees a single CPU.
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=MANY,
+        health_check_period_s=HEALTH_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=STOP_S,
+        request_router_config=RequestRouterConfig(request_router_class=ENGINE_ROUTER),  # type: ignore[arg-type]
+        # A model that cannot be loaded does not get better by trying again.
+        max_constructor_retry_count=1,
+    )(EngineServer)
+    app: Application = deployment.bind(resolved.engine, resolved.serve.frontend, runtime.limits, runtime.level)
+    return app
+
+
+def router_app(engines: Any, runtime: Runtime) -> Application:
+    """The router over an engine deployment, given as its application or its handle."""
+    app: Application = _helper("router")(Router).bind(engines, runtime.limits, runtime.level)
+    return app
+
+
+def renderer_app(resolved: Resolved, runtime: Runtime) -> Application:
+    """The renderer."""
+    app: Application = _helper("renderer")(RendererServer).bind(resolved.serve.frontend, runtime.level)
+    return app
+
+
+def build(args: Mapping[str, Any]) -> Application:
+    """The whole service as one Serve application: what `serve run rayllm.serving.application:build` calls.
+
+    `args` are the options of `rayllm serve` without dashes in front, as strings or YAML values.
+
+    Raises:
+        ConfigError, ModelError: an option or the model cannot be used.
+    """
+    environment = Environment.read(os.environ)
+    given = parse_mapping(args, registry())
+    for name in SERVE_ONLY:
+        if name in given:
+            raise ConfigError(f"--{name}", "has no effect under serve run", "use Serve's own http_options")
+    resolved = load(registry().values(given), environment.api_key)
+    runtime = Runtime.of(environment)
+    engines = engine_app(resolved, runtime)
+    ingress = serve.deployment(
+        name="ingress",
+        num_replicas=resolved.serve.http.servers,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=MANY,
+        health_check_period_s=HEALTH_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=STOP_S,
+    )(serve.ingress()(Ingress))
+    return ingress.bind(
+        resolved.serve.frontend,
+        runtime,
+        engines,
+        router_app(engines, runtime),
+        renderer_app(resolved, runtime),
+        resolved.serve.log_stats,
+    )
+
+
+class Ingress:
+    """The HTTP app as a deployment. Serve's proxy passes it the requests."""
+
+    async def __init__(  # type: ignore[misc]
+        self,
+        frontend: FrontendSettings,
+        runtime: Runtime,
+        engines: DeploymentHandle[Any],
+        router: DeploymentHandle[Any],
+        renderer: DeploymentHandle[Any],
+        log_stats: bool,
+    ) -> None:
+        configure_logging(runtime.level)
+        ingress_id = f"ingress-{serve.get_replica_context().replica_id.unique_id}"
+        self._app, self._service = build_frontend(frontend, ingress_id, runtime.limits)
+        self._service.attach(engines, router, renderer, log_stats)
+        await self._service.wait_healthy()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Serve after the constructor."""
+        return self._app
+
+    async def __del__(self) -> None:
+        """Called by Serve when it ends the replica."""
+        if service := getattr(self, "_service", None):
+            await service.close()
+
+
+def build_frontend(frontend: FrontendSettings, ingress_id: str, limits: SessionLimits) -> tuple[FastAPI, ServiceImpl]:
+    """The HTTP app and the service behind it, not yet attached to any engine."""
+    from rayllm.api.app import build_app
+    from rayllm.render.renderer import Renderer
+    from rayllm.render.tokenizer import Tokenizer
+
+    renderer = Renderer(Tokenizer.load(frontend.tokenizer_path), frontend.chat_template)
+    service = ServiceImpl(renderer, frontend.served_model_names[0], ingress_id, limits)
+    return build_app(service, frontend, renderer), service
+
+
+def _helper(name: str) -> Any:
+    """A deployment of one replica that takes next to nothing and may be lost without harm."""
+    return serve.deployment(
+        name=name,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=MANY,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=STOP_S,
+    )

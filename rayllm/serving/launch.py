@@ -1,0 +1,210 @@
+"""`rayllm serve`: HTTP in this process, everything else on Ray. Starts, watches and ends it all."""
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from rayllm.config.environment import Environment
+from rayllm.config.resolve import Resolved
+from rayllm.config.serve import HttpSettings
+from rayllm.errors import RayLLMError
+from rayllm.serving.http_server import HttpServer, bind, url_of
+from rayllm.serving.ray_cluster import Cluster
+
+if TYPE_CHECKING:
+    from rayllm.serving.service import ServiceImpl
+
+log = logging.getLogger(__name__)
+
+APP = "rayllm"
+ROUTER_APP = "rayllm-router"
+RENDERER_APP = "rayllm-renderer"
+INTERRUPTED = 130
+
+
+def serve_model(resolved: Resolved, environment: Environment, variables: MutableMapping[str, str]) -> int:
+    """Serve until SIGINT or SIGTERM; the exit status of the process.
+
+    Raises:
+        ConfigError: the place to listen at is taken, or the Ray cluster cannot be joined.
+        RayLLMError: an engine could not start.
+    """
+    began = time.monotonic()
+    listener = bind(resolved.serve.http)
+    address = resolved.serve.ray_address or variables.get("RAY_ADDRESS") or None
+    cluster = Cluster(address, variables)
+    launch = _Launch(resolved, environment, cluster, listener, began)
+    return run_in_loop(launch.run())
+
+
+def run_in_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run a coroutine in a fresh uvloop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+def catch_signals(stop: asyncio.Event) -> None:
+    """Have SIGINT and SIGTERM set the event. To be called again after `ray.init`, whose own handler prints a trace."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().remove_signal_handler(number)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+
+async def end_http(http: HttpServer, service: "ServiceImpl", settings: HttpSettings) -> None:
+    """End an HTTP server: what runs may finish within the shutdown timeout, or is cut at once where that is 0."""
+    if settings.shutdown_timeout_s == 0:
+        await service.close()
+    await http.stop()
+    await service.close()
+
+
+class _Launch:
+    """One run of `rayllm serve`."""
+
+    def __init__(
+        self, resolved: Resolved, environment: Environment, cluster: Cluster, listener: socket.socket, began: float
+    ) -> None:
+        self._resolved = resolved
+        self._settings = resolved.serve
+        self._environment = environment
+        self._cluster = cluster
+        self._listener = listener
+        self._began = began
+        self._servers: list[Any] = []
+
+    async def run(self) -> int:
+        """Start, serve, stop."""
+        stop = asyncio.Event()
+        catch_signals(stop)
+        try:
+            return await self._start_and_serve(stop)
+        finally:
+            self._listener.close()
+            self._cluster.abandon()
+            if self._settings.http.uds is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._settings.http.uds)
+
+    async def _start_and_serve(self, stop: asyncio.Event) -> int:
+        loop = asyncio.get_running_loop()
+        log.info("starting Ray" if self._cluster.private else "joining Ray")
+        # Imported here, in one thread: Ray's modules import each other in circles, which two threads must not enter.
+        from rayllm.serving.application import Runtime, build_frontend
+
+        runtime = Runtime.of(self._environment)
+        deployed = asyncio.wrap_future(self._cluster.submit(functools.partial(self._deploy, runtime)), loop=loop)
+        app, service = build_frontend(self._settings.frontend, f"http-{os.getpid()}-0", runtime.limits)
+        http = HttpServer(app, self._settings.http, self._listener)
+        http.start()
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            serving = asyncio.create_task(self._serve(deployed, service, runtime, stop))
+            await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
+            if not deployed.done():
+                # Ray is half started and cannot be asked to stop; its processes end with this one.
+                self._cluster.abandon()
+                sys.stderr.flush()
+                os._exit(INTERRUPTED)
+            if serving.done():
+                serving.result()
+                await stop.wait()
+            log.info("shutting down")
+            serving.cancel()
+            return 0
+        finally:
+            stopping.cancel()
+            await self._end(http, service)
+
+    def _deploy(self, runtime: Any) -> None:
+        """In Ray's thread."""
+        from rayllm.serving.application import engine_app
+
+        self._cluster.start()
+        log.info("Ray is up after %.1f s; loading %s", self._elapsed(), self._resolved.engine.model.path)
+        self._cluster.deploy([(APP, engine_app(self._resolved, runtime))])
+
+    async def _serve(
+        self, deployed: "asyncio.Future[None]", service: "ServiceImpl", runtime: Any, stop: asyncio.Event
+    ) -> None:
+        """Get from deployed to healthy, and start what may come up later."""
+        from ray import serve
+
+        from rayllm.serving.application import renderer_app, router_app
+
+        await deployed
+        catch_signals(stop)
+        engines = serve.get_deployment_handle("engine", APP, _check_exists=False)
+        router = serve.get_deployment_handle("router", ROUTER_APP, _check_exists=False)
+        renderer = serve.get_deployment_handle("renderer", RENDERER_APP, _check_exists=False)
+        service.attach(engines, router, renderer, self._settings.log_stats)
+        await self._healthy(service)
+        helpers = [(ROUTER_APP, router_app(engines, runtime)), (RENDERER_APP, renderer_app(self._resolved, runtime))]
+        address = await asyncio.wrap_future(self._cluster.submit(lambda: self._cluster.address))
+        self._start_api_servers(address)
+        self._announce()
+        await asyncio.wrap_future(self._cluster.submit(functools.partial(self._cluster.deploy, helpers)))
+
+    async def _healthy(self, service: "ServiceImpl") -> None:
+        """Wait for the first engine, or for the news that there will be none."""
+        healthy = asyncio.create_task(service.wait_healthy())
+        watch = self._cluster.submit(functools.partial(self._cluster.watch_start, APP, healthy.done))
+        watching = asyncio.wrap_future(watch)
+        try:
+            await asyncio.wait([healthy, watching], return_when=asyncio.FIRST_COMPLETED)
+            if not healthy.done():
+                watching.result()
+        finally:
+            healthy.cancel()
+            with contextlib.suppress(RayLLMError):
+                await watching
+
+    def _start_api_servers(self, address: str) -> None:
+        """The other HTTP processes, on the same socket."""
+        from rayllm.serving.api_process import ApiProcess, run
+
+        context = multiprocessing.get_context("spawn")
+        for number in range(1, self._settings.http.servers):
+            plan = ApiProcess(number=number, settings=self._settings, environment=self._environment, address=address)
+            process = context.Process(target=run, args=(plan, self._listener), name=f"rllm-http-{number}")
+            process.start()
+            self._servers.append(process)
+
+    async def _end(self, http: HttpServer, service: "ServiceImpl") -> None:
+        for process in self._servers:
+            process.terminate()
+        await end_http(http, service, self._settings.http)
+        for process in self._servers:
+            await asyncio.to_thread(process.join, self._settings.http.shutdown_timeout_s + 2.0)
+            if process.is_alive():
+                process.kill()
+        await asyncio.to_thread(self._cluster.stop)
+
+    def _announce(self) -> None:
+        url, name = url_of(self._listener), self._settings.frontend.served_model_names[0]
+        command = _curl(url, name, bool(self._settings.frontend.api_keys))
+        print(f"\n{name} is served at {url} after {self._elapsed():.1f} s. Try:\n\n{command}\n", flush=True)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+
+def _curl(url: str, model: str, needs_key: bool) -> str:
+    """A command to paste into a shell."""
+    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    place = f"{url}/v1/chat/completions"
+    if url.startswith("unix:"):
+        place = f"--unix-socket {url[5:]} http://localhost/v1/chat/completions"
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
+    return f"curl {place} -H 'Content-Type: application/json'{key} \\\n  -d '{json.dumps(body)}'"

@@ -1,0 +1,99 @@
+"""Prometheus text for the whole service, under the metric names that dashboards for vLLM read."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rayllm.messages.ingress import EngineStats, Histogram
+
+PREFIX = "vllm:"
+LABELS = ("model_name", "engine")
+HISTOGRAM_HELP = {
+    "time_to_first_token_seconds": "Time from a request's arrival to its first token.",
+    "inter_token_latency_seconds": "Time between two tokens of a request.",
+    "e2e_request_latency_seconds": "Time from a request's arrival to its end.",
+    "request_queue_time_seconds": "Time that a request waited for its first step.",
+    "request_prompt_tokens": "Prompt tokens of a finished request.",
+    "request_generation_tokens": "Output tokens of a finished request.",
+}
+
+
+def prometheus_text(stats: Mapping[str, EngineStats], model_name: str) -> bytes:
+    """The metrics of all engines, by engine id, and of this process."""
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    registry.register(_Engines(stats, model_name))
+    return generate_latest(registry)
+
+
+_Value = Callable[[EngineStats], float]
+
+
+class _Engines(Collector):
+    """One moment of all engines."""
+
+    def __init__(self, stats: Mapping[str, EngineStats], model_name: str) -> None:
+        self._stats = stats
+        self._model_name = model_name
+
+    def collect(self) -> Iterable[Metric]:
+        """Called once by the registry."""
+        yield from self._gauges()
+        yield from self._counters()
+        yield self._finished()
+        yield from self._histograms()
+
+    def _gauges(self) -> Iterator[Metric]:
+        yield self._gauge("num_requests_running", "Requests in the running batch.", lambda s: s.load.running)
+        yield self._gauge("num_requests_waiting", "Requests that wait to run.", lambda s: s.load.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", lambda s: s.load.kv_usage)
+        yield self._gauge("kv_cache_blocks", "KV blocks.", lambda s: s.blocks_total)
+        yield self._gauge("kv_cache_blocks_free", "KV blocks that are free or cached.", lambda s: s.blocks_free)
+
+    def _counters(self) -> Iterator[Metric]:
+        yield self._counter("prompt_tokens", "Prompt tokens processed.", lambda s: s.prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", lambda s: s.generation_tokens)
+        yield self._counter("num_preemptions", "Preemptions.", lambda s: s.preemptions)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.prefix_queries)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found cached.", lambda s: s.prefix_hits)
+
+    def _gauge(self, name: str, text: str, value: _Value) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
+        for engine, stats in self._stats.items():
+            family.add_metric((self._model_name, engine), value(stats))
+        return family
+
+    def _counter(self, name: str, text: str, value: _Value) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
+        for engine, stats in self._stats.items():
+            family.add_metric((self._model_name, engine), value(stats))
+        return family
+
+    def _finished(self) -> Metric:
+        labels = (*LABELS, "finished_reason")
+        family = CounterMetricFamily(PREFIX + "request_success", "Requests that ended, by reason.", labels=labels)
+        for engine, stats in self._stats.items():
+            for reason, count in stats.finished.items():
+                family.add_metric((self._model_name, engine, reason), count)
+        return family
+
+    def _histograms(self) -> Iterator[Metric]:
+        names = dict.fromkeys(name for stats in self._stats.values() for name in stats.histograms)
+        for name in names:
+            text = HISTOGRAM_HELP.get(name, name.replace("_", " "))
+            family = HistogramMetricFamily(PREFIX + name, text, labels=LABELS)
+            for engine, stats in self._stats.items():
+                if name in stats.histograms:
+                    histogram = stats.histograms[name]
+                    family.add_metric((self._model_name, engine), _cumulative(histogram), histogram.sum)
+            yield family
+
+
+def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+    total, buckets = 0, []
+    for bound, count in zip([*map(float, histogram.bounds), float("inf")], histogram.counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else repr(bound), float(total)))
+    return buckets

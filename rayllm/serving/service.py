@@ -1,0 +1,178 @@
+"""The service behind the HTTP app, in the ingress: requests go to engines over sessions, prompts are rendered."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from rayllm.api.service import Stream
+from rayllm.errors import RequestError
+from rayllm.messages.engine import Add
+from rayllm.render.renderer import Renderer
+from rayllm.serving.batcher import Batcher
+from rayllm.serving.directory import ServeDirectory, machine_address
+from rayllm.serving.fleet import Fleet
+from rayllm.serving.metrics import prometheus_text
+from rayllm.serving.renderer_server import Job, Refused, RenderChat, Rendered, RenderText
+from rayllm.serving.router import RouterClient
+from rayllm.serving.wire import SessionLimits
+
+log = logging.getLogger(__name__)
+
+SMALL_PROMPT = 20_000
+"""Characters up to which rendering here (under 10 ms) is cheaper than a handle call (5 ms of CPU, and its wait)."""
+RENDER_S = 30.0
+STATS_EVERY_S = 10.0
+
+
+class ServiceImpl:
+    """Meets `rayllm.api.service.Service`. Belongs to the event loop in which `attach` was called."""
+
+    def __init__(self, renderer: Renderer, model_name: str, ingress_id: str, limits: SessionLimits) -> None:
+        """Usable only after `attach`; until then it is unhealthy and has no engines."""
+        self._renderer = renderer
+        self._model_name = model_name
+        self._ingress_id = ingress_id
+        self._limits = limits
+        self._fleet: Fleet | None = None
+        self._attached = asyncio.Event()
+        self._rendering: Batcher[Job, Rendered] | None = None
+        self._logging: asyncio.Task[None] | None = None
+
+    def attach(
+        self,
+        engines: DeploymentHandle[Any],
+        router: DeploymentHandle[Any] | None = None,
+        renderer: DeploymentHandle[Any] | None = None,
+        log_stats: bool = False,
+    ) -> None:
+        """Begin to use the deployments. Without a router or renderer their work is done here."""
+        choose = RouterClient(router).choose if router is not None else None
+        directory = ServeDirectory(engines, machine_address())
+        self._fleet = Fleet(directory, self._ingress_id, self._limits, choose)
+        self._fleet.start()
+        if renderer is not None:
+            self._rendering = Batcher(_render_call(renderer))
+        if log_stats:
+            self._logging = asyncio.get_running_loop().create_task(self._log_stats(self._fleet))
+        self._attached.set()
+
+    async def close(self) -> None:
+        """Leave the engines; what runs is aborted there."""
+        if self._logging is not None:
+            self._logging.cancel()
+        if self._fleet is not None:
+            await self._fleet.close()
+
+    async def wait_healthy(self) -> None:
+        """Wait until an engine serves."""
+        await self._attached.wait()
+        while self.healthy() is not None:
+            await asyncio.sleep(0.05)
+
+    # -- Service
+
+    async def submit(self, adds: list[Add]) -> list[Stream]:
+        """See `Service.submit`."""
+        return [*await (await self._engines()).submit(adds)]
+
+    async def render_chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
+    ) -> list[int]:
+        """See `Service.render_chat`."""
+        if _characters(messages) <= SMALL_PROMPT:
+            return self._renderer.render_chat(messages, tools, options)
+        job = RenderChat(messages, tools, options)
+        if (ids := await self._elsewhere(job)) is not None:
+            return ids
+        return await asyncio.to_thread(self._renderer.render_chat, messages, tools, options)
+
+    async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+        """See `Service.tokenize`."""
+        if len(text) <= SMALL_PROMPT:
+            return self._renderer.tokenize(text, add_special_tokens)
+        if (ids := await self._elsewhere(RenderText(text, add_special_tokens))) is not None:
+            return ids
+        return await asyncio.to_thread(self._renderer.tokenize, text, add_special_tokens)
+
+    def healthy(self) -> str | None:
+        """See `Service.healthy`."""
+        return self._fleet.healthy() if self._fleet is not None else "the engines are starting"
+
+    def load(self) -> int:
+        """See `Service.load`."""
+        return self._fleet.load() if self._fleet is not None else 0
+
+    async def metrics(self) -> bytes:
+        """See `Service.metrics`."""
+        return prometheus_text(await self._fleet.stats() if self._fleet is not None else {}, self._model_name)
+
+    # -- within
+
+    async def _engines(self) -> Fleet:
+        await self._attached.wait()
+        assert self._fleet is not None
+        return self._fleet
+
+    async def _elsewhere(self, job: Job) -> list[int] | None:
+        """Render in the renderer deployment; None where it is not to be had."""
+        if self._rendering is None:
+            return None
+        try:
+            async with asyncio.timeout(RENDER_S):
+                rendered = await self._rendering.ask(job)
+        except Exception as error:
+            log.info("rendering here, since the renderer failed: %r", error)
+            return None
+        if isinstance(rendered, Refused):
+            raise RequestError(rendered.message, rendered.param)
+        return rendered
+
+    async def _log_stats(self, fleet: Fleet) -> None:
+        """Log a line for each engine every ten seconds, while there is something to tell."""
+        before: dict[str, tuple[int, int]] = {}
+        while True:
+            await asyncio.sleep(STATS_EVERY_S)
+            if fleet.load() == 0 and not before:
+                continue
+            now = {}
+            for engine, stats in (await fleet.stats()).items():
+                prompt, generated = before.get(engine, (stats.prompt_tokens, stats.generation_tokens))
+                log.info(
+                    "engine %s: %.1f prompt and %.1f output tokens/s; %d running, %d waiting; KV cache %.1f%%, "
+                    "prefix hits %.1f%%",
+                    engine, (stats.prompt_tokens - prompt) / STATS_EVERY_S,
+                    (stats.generation_tokens - generated) / STATS_EVERY_S, stats.load.running, stats.load.waiting,
+                    100 * stats.load.kv_usage, 100 * stats.prefix_hits / max(1, stats.prefix_queries),
+                )  # fmt: skip
+                now[engine] = (stats.prompt_tokens, stats.generation_tokens)
+            before = now if fleet.load() else {}
+
+
+def _render_call(renderer: DeploymentHandle[Any]) -> Any:
+    async def call(jobs: Sequence[Job]) -> Sequence[Rendered]:
+        response = renderer.render.remote(list(jobs))
+        try:
+            rendered: Sequence[Rendered] = await response
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                response.cancel()  # type: ignore[no-untyped-call]
+            raise
+        return rendered
+
+    return call
+
+
+def _characters(messages: list[dict[str, Any]]) -> int:
+    """About how long a conversation is; only texts count."""
+    total = 0
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            total += len(content)
+        elif isinstance(content, list):
+            total += sum(len(part.get("text") or "") for part in content if isinstance(part, dict))
+    return total
