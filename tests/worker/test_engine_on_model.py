@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,14 @@ KINDS = {
     "seeded": {"temperature": 0.9, "seed": 5},
     "filtered": {"temperature": 1.2, "seed": 6, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
     "penalised": {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.4},
-    "constrained": {"temperature": 0.7, "seed": 7, "logit_bias": {3: 4.0}, "bad_words_ids": ((9,), (3, 4)), "min_tokens": 5},
+    "constrained": {"temperature": 0.7, "seed": 7, "logit_bias": {3: 4.0}, "bad_words_ids": ((9,), (3, 4)),
+                    "min_tokens": 5},
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, ModelFacts]]:
-    yield {n: read_model_facts(str(make_tiny(n, tmp_path_factory.mktemp(n)))) for n in ("llama", "gemma3")}
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelFacts]:
+    return {n: read_model_facts(str(make_tiny(n, tmp_path_factory.mktemp(n)))) for n in ("llama", "gemma3")}
 
 
 class Runner:
@@ -119,7 +119,8 @@ def test_same_tokens_in_any_company(
 
 def test_choices_and_seeds_differ(facts: dict[str, ModelFacts], alone: dict[str, list[list[int]]]) -> None:
     adds = make_adds()
-    same = [tokens for add, tokens in zip(adds, alone["llama"], strict=True) if add.prompt_token_ids == adds[9].prompt_token_ids]
+    pairs = zip(adds, alone["llama"], strict=True)
+    same = [tokens for add, tokens in pairs if add.prompt_token_ids == adds[9].prompt_token_ids]
     assert len(same) == 3, "choices of one seeded request"
     assert len(set(map(tuple, same))) == 3
 
