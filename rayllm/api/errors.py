@@ -5,7 +5,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayllm.errors import EngineDead, Overloaded, ReplicaLost, RequestError
+from rayllm.errors import EngineDead, GenerationFailed, Overloaded, ReplicaLost, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ def reply_to(error: BaseException) -> ErrorReply:
         return ErrorReply(503, "the engine behind this request is gone; try again", headers={"Retry-After": "1"})
     if isinstance(error, EngineDead):
         return ErrorReply(503, "no engine can serve this request now; try again later", headers={"Retry-After": "5"})
+    if isinstance(error, GenerationFailed):
+        return ErrorReply(500, str(error))
     logger.error("a request failed", exc_info=error)
     return ErrorReply(500, "internal error; the server's log has the details")
 

@@ -44,8 +44,7 @@ class FakeStream:
         script, left = self.script, self.add.sampling.max_tokens or 0
         steps = [list(step) for step in script.steps] or [[]]
         for i, step in enumerate(steps):
-            if script.delay:
-                await asyncio.sleep(script.delay)
+            await asyncio.sleep(script.delay)
             ids, left = step[:left], left - len(step)
             last = left <= 0 or (i == len(steps) - 1 and not script.hang and script.failure is None)
             self.taken += 1
