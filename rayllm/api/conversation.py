@@ -5,6 +5,7 @@ from typing import Any
 from rayllm.api.front import Front
 from rayllm.api.wire import ChatRequest, ChatTemplateFields
 from rayllm.errors import RequestError
+from rayllm.render.conversation import check_messages
 
 
 async def render(front: Front, request: ChatTemplateFields, add_special_tokens: bool) -> list[int]:
@@ -26,6 +27,7 @@ async def render(front: Front, request: ChatTemplateFields, add_special_tokens: 
             "chat_template in a request is not allowed; start the server with --trust-request-chat-template",
             "chat_template",
         )
+    check_messages(request.messages)
     front.sampling.check_text_length(sum(map(_length, request.messages)), "messages")
     options = {
         "add_generation_prompt": generates,
@@ -54,6 +56,8 @@ def last_text(request: ChatRequest) -> str:
     return "\n".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
 
 
-def _length(message: Any) -> int:
-    content = message.get("content") if isinstance(message, dict) else None
-    return len(content) if isinstance(content, str) else 0
+def _length(message: dict[str, Any]) -> int:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part if isinstance(part, str) else part.get("text") or "") for part in content)

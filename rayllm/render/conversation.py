@@ -33,6 +33,15 @@ def normalized(messages: Sequence[Json], wants_parts: bool, takes_text: bool, kn
     ]
 
 
+def check_messages(messages: Sequence[Any]) -> None:
+    """Check the form of messages without a template.
+
+    Raises:
+        RequestError: a message is malformed; names the place.
+    """
+    normalized(messages, wants_parts=True, takes_text=True, knows_developer=True)
+
+
 def _message(message: Any, place: str, wants_parts: bool, takes_text: bool, knows_developer: bool) -> Json:
     if not isinstance(message, dict):
         raise RequestError(f"{place} must be an object with a role and a content", place)

@@ -139,7 +139,8 @@ class TestRendering:
         assert "template" in refused(await api.chat())["message"]
         ok(await api.complete())
 
-    @pytest.mark.parametrize("messages", [None, [], "hi", [1], [{"role": "user"}], [{"role": "user", "content": 1}]])
+    @pytest.mark.parametrize("messages", [None, [], "hi", [1], [{"role": "user"}], [{"role": "user", "content": 1}],
+                                          [{"role": "user", "content": [{"type": "text", "text": 5}]}]])  # fmt: skip
     async def test_malformed(self, api, messages):
         assert "messages" in refused(await api.chat(messages=messages))["message"]
 
