@@ -1,11 +1,12 @@
 """The table of operations, and the choice of a version for each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from rayllm_kernels import attention, reference
+from rayllm_kernels import attention, cpu, reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +43,19 @@ REFERENCE = Ops(
 
 
 def select(platform: str) -> Ops:
-    """The fastest table for a platform, `cpu` or `cuda`. Today that is the reference on both.
+    """The fastest table for a platform, `cpu` or `cuda`.
 
     Raises:
         ValueError: no such platform.
     """
-    tables = {"cpu": REFERENCE, "cuda": REFERENCE}
-    if platform not in tables:
-        raise ValueError(f"platform {platform!r}: must be one of {', '.join(tables)}")
-    return tables[platform]
+    if platform not in _TABLES:
+        raise ValueError(f"platform {platform!r}: must be one of {', '.join(_TABLES)}")
+    return _TABLES[platform]()
+
+
+def _cpu() -> Ops:
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return REFERENCE if wide else replace(REFERENCE, linear=cpu.linear)
+
+
+_TABLES: dict[str, Callable[[], Ops]] = {"cpu": _cpu, "cuda": lambda: REFERENCE}

@@ -13,6 +13,12 @@ from rayllm.model.loader import load_model
 from tests.models import make_tiny
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Threads that wait for each other are many times slower on a machine that others use too."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Name of a tiny model to its folder."""

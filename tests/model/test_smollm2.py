@@ -1,0 +1,69 @@
+"""The demo model gives what transformers makes of the same GGUF file."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rayllm.model.decoder import Decoder
+from tests.model.runner import all_logits, greedy
+from tests.models import load_gguf_with_transformers, smollm2_folder, smollm2_gguf
+
+pytestmark = [pytest.mark.slow, pytest.mark.smollm2]
+
+COUNT = 64
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\nWrite a short poem about rain.<|im_end|>\n<|im_start|>assistant\n",
+    "Once upon a time, in a village by the sea, there lived an old woman who " * 6,
+    "1, 2, 3, 4,",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen",
+    "",
+)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(smollm2_folder() / "tokenizer.json"))
+    return [[1, *tokenizer.encode(text)] for text in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def ours(load: Callable[..., Decoder]) -> Decoder:
+    return load(smollm2_gguf())
+
+
+def test_greedy_tokens_equal(ours: Decoder, prompts: list[list[int]]) -> None:
+    hf = load_gguf_with_transformers(smollm2_gguf(), torch.float32).eval()
+    for number, prompt in enumerate(prompts):
+        with torch.no_grad():
+            tokens = hf.generate(
+                torch.tensor([prompt]), max_new_tokens=COUNT, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+            logits = hf(tokens).logits[0]
+        wanted = tokens[0, len(prompt) :].tolist()
+        assert greedy(ours, prompt, COUNT, chunk=(1000, 5)[number % 2]) == wanted, PROMPTS[number]
+        torch.testing.assert_close(all_logits(ours, tokens[0].tolist()), logits, atol=2e-3, rtol=1e-3)
+
+
+def test_bfloat16_logprobs(ours: Decoder, prompts: list[list[int]], load: Callable[..., Decoder]) -> None:
+    """Teacher-forced logprobs of the taken tokens: mean difference from float32 below 0.05."""
+    rounded, differences = load(smollm2_gguf(), torch.bfloat16), []
+    for prompt in prompts[2:4]:
+        tokens = prompt + greedy(ours, prompt, 24)
+        exact, near = (all_logits(model, tokens)[:-1].log_softmax(-1) for model in (ours, rounded))
+        places = torch.arange(len(prompt) - 1, len(tokens) - 1)
+        taken = torch.tensor(tokens)[places + 1]
+        differences.append((exact[places, taken] - near[places, taken]).abs())
+    assert torch.cat(differences).mean() < 0.05
+
+
+def test_folder_and_file_agree(prompts: list[list[int]], load: Callable[..., Decoder]) -> None:
+    """The folder made from the file holds the file's weights, rounded to bfloat16."""
+    folder, file = load(smollm2_folder(), torch.bfloat16), load(smollm2_gguf(), torch.bfloat16)
+    for ours, theirs in zip(file.parameters(), folder.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
