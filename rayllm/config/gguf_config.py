@@ -38,6 +38,7 @@ _NAMES = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
     "rope.freq_base": "rope_theta",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
 }
 _NEEDED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
 # Layers of the one size of each family whose scores are scaled by width / heads instead of the head size.
@@ -130,7 +131,6 @@ def _rope(config: Mapping[str, Any], name: str, file: GgufFile) -> dict[str, Any
         rope = {"rope_type": "yarn", "factor": value("factor"), "attention_factor": value("attn_factor")}
     elif kind not in (None, "none"):
         raise ModelError(file.path, f"{name}.rope.scaling.type: {kind!r} is not supported")
-    rope["original_max_position_embeddings"] = value("original_context_length")
     if "rope_theta" in config:
         rope["rope_theta"] = config["rope_theta"]
     return {key: entry for key, entry in rope.items() if entry is not None}
