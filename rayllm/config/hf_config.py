@@ -100,11 +100,12 @@ def max_model_len(config: Mapping[str, Any]) -> int | None:
     rope = config["rope_parameters"]
     if "rope_type" not in rope or str(config.get("model_type")).startswith("gemma3"):
         return length
-    if rope["rope_type"] in ("linear", "dynamic", "yarn"):
-        if rope["rope_type"] == "yarn":
-            length = rope["original_max_position_embeddings"]
-        return int(length * float(rope.get("factor", 1.0)))
-    return length
+    factor = rope.get("factor")
+    if rope["rope_type"] not in ("linear", "dynamic", "yarn") or not isinstance(factor, int | float):
+        return length
+    if rope["rope_type"] == "yarn":
+        length = rope["original_max_position_embeddings"]
+    return int(length * factor)
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
