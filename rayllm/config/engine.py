@@ -13,7 +13,7 @@ class EngineConfig:
     dtype: str
     """`float32`, `bfloat16` or `float16`."""
     device: str = "cpu"
-    attention_backend: str = "torch"
+    attention_backend: str = "auto"
     load_format: str = "auto"
     max_model_len: int
     """Prompt and output of one request together, in tokens."""

@@ -53,20 +53,28 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
     dtype = _dtype(values["dtype"], facts)
     block_size = values["block-size"] or DEFAULT_BLOCK_SIZE
     share = CPU_MEMORY_SHARE * values["gpu-memory-utilization"] / 0.92
+    blocks = values["num-gpu-blocks-override"]
     # With no size given, weights and KV come out of the same free memory.
     kv_free = int(share * max(0, hardware.memory / engines - weight_bytes))
+    max_model_len = _max_model_len(values, facts, dtype, block_size, kv_free)
+    if blocks is not None and blocks * block_size < max_model_len:
+        raise ConfigError(
+            "--num-gpu-blocks-override",
+            f"{blocks} blocks of {block_size} tokens cannot hold a request of {max_model_len} tokens",
+            f"raise it, or lower --max-model-len to {blocks * block_size}",
+        )
     return EngineConfig(
         model=facts,
         dtype=dtype,
         device="cpu",
-        attention_backend="torch" if values["attention-backend"] in (None, "auto") else values["attention-backend"],
+        attention_backend=values["attention-backend"] or "auto",
         load_format=_load_format(values["load-format"], facts),
-        max_model_len=_max_model_len(values, facts, dtype, block_size, kv_free),
+        max_model_len=max_model_len,
         max_num_seqs=values["max-num-seqs"] or DEFAULT_SEQS,
         max_num_batched_tokens=values["max-num-batched-tokens"] or DEFAULT_BATCHED_TOKENS,
         block_size=block_size,
         kv_cache_memory_bytes=values["kv-cache-memory-bytes"],
-        num_blocks=values["num-gpu-blocks-override"],
+        num_blocks=blocks,
         memory_share=min(share, 0.9),
         engines_on_host=engines,
         enable_prefix_caching=values["enable-prefix-caching"] is not False,

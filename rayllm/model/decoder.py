@@ -71,6 +71,10 @@ class Decoder(nn.Module):
             for window, layer in zip(self.spec.windows, self.layers, strict=True)
         ]
 
+    def cache_bytes(self, block_size: int) -> int:
+        """Bytes of one KV block over all layers, on this rank."""
+        return sum(spec.bytes_per_token for spec in self.cache_specs()) * block_size
+
     def new_caches(self, num_blocks: int, block_size: int) -> list[Tensor]:
         """Empty caches, one for each layer, to be handed to `forward`."""
         shapes = [

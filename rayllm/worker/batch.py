@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import torch
-from rayllm_kernels import AttentionBatch
 
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.worker import StartRow, StepPlan
+from rayllm_kernels import AttentionBatch
 
 Ints = npt.NDArray[np.int32]
 

@@ -7,11 +7,14 @@ import torch
 from rayllm.config.engine import EngineConfig
 from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.worker import StepPlan, StepResult
+from rayllm.model.compiled import CompiledDecoder
+from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model
 from rayllm.worker.batch import Batch, StepInputs
 from rayllm.worker.memory import available_memory
 from rayllm.worker.processors import load_processors
 from rayllm.worker.sampler import Sampler, prompt_logprobs
+from rayllm_kernels.native.library import library
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SLICE = 128
@@ -32,7 +35,7 @@ class Worker:
         torch.set_num_threads(thread_count(config))
         self._device = torch.device(config.device)
         self._processors = load_processors(config.logits_processors, config.model)
-        self._model = load_model(config.model, DTYPES[config.dtype], self._device, load_format=config.load_format)
+        self._model = build_model(config, self._device)
         self._batch = Batch(
             rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
             vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
@@ -42,7 +45,7 @@ class Worker:
 
     def kv_bytes_per_block(self) -> int:
         """Bytes of one block over all layers."""
-        return sum(spec.bytes_per_token for spec in self._model.cache_specs()) * self._config.block_size
+        return self._model.cache_bytes(self._config.block_size)
 
     def available_kv_bytes(self) -> int:
         """The share of free memory that one engine may take for its cache, on this host."""
@@ -92,6 +95,20 @@ class Worker:
 
 MAX_DEFAULT_KV_BYTES = 4 << 30
 """The most that is taken for KV where the user says nothing: host memory serves other programs too."""
+
+
+def build_model(config: EngineConfig, device: torch.device) -> Decoder | CompiledDecoder:
+    """Load the model in the fastest form that this device has.
+
+    Raises:
+        ModelError: its files cannot be used.
+    """
+    decoder = load_model(
+        config.model, DTYPES[config.dtype], device, load_format=config.load_format, max_model_len=config.max_model_len
+    )
+    if device.type == "cpu" and config.attention_backend != "torch" and library() is not None:
+        return CompiledDecoder(decoder, thread_count(config), config.max_num_batched_tokens)
+    return decoder
 
 
 def thread_count(config: EngineConfig) -> int:

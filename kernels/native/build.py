@@ -1,0 +1,122 @@
+"""Compiles the CPU kernels for the machine they run on, once, and finds what was compiled before.
+
+A build is named by the sources, the flags and the compiler, so a changed kernel is never mistaken for an old one.
+Several processes may ask at the same moment: one compiles, the others wait for it.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-O3", "-std=c++20", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-Wno-psabi")
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """An instruction set: what a CPU must have for it, and the flags that use it."""
+
+    name: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+
+
+VARIANTS = (
+    Variant(
+        "avx512",
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"}),
+        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c", "-mprefer-vector-width=512"),
+    ),
+    Variant("avx2", frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
+    Variant("portable", frozenset(), ()),
+)
+"""From the fastest; the last runs everywhere."""
+
+
+class NoCompiler(Exception):
+    """The kernels were not compiled before and cannot be now."""
+
+
+def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """The instruction sets of this CPU, as Linux names them; none where it does not say."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return next((frozenset(line.split(":")[1].split()) for line in lines if line.startswith("flags")), frozenset())
+
+
+def choose(features: frozenset[str]) -> Variant:
+    """The fastest variant that a CPU can run."""
+    return next(variant for variant in VARIANTS if variant.needs <= features)
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where builds are kept: `RLLM_KERNEL_CACHE`, or a folder of the user's cache."""
+    given = environment.get("RLLM_KERNEL_CACHE")
+    return (
+        Path(given) if given else Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayllm-kernels"
+    )
+
+
+@cache
+def compiler() -> str:
+    """The C++ compiler.
+
+    Raises:
+        NoCompiler: there is none.
+    """
+    for name in ("g++", "clang++", "c++"):
+        if path := shutil.which(name):
+            return path
+    raise NoCompiler("no C++ compiler was found; install g++")
+
+
+def build(variant: Variant, folder: Path, say: Callable[[str], None]) -> Path:
+    """The shared library of a variant, compiled if it was not before.
+
+    Raises:
+        NoCompiler: there is no compiler, it fails, or the folder cannot be written.
+    """
+    target = folder / f"{variant.name}-{_fingerprint(variant)}.so"
+    if target.is_file():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"{target.stem}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.is_file():
+                _compile(variant, target, say)
+    except OSError as error:
+        raise NoCompiler(f"{folder} cannot be used for compiled kernels: {error}") from error
+    return target
+
+
+def _compile(variant: Variant, target: Path, say: Callable[[str], None]) -> None:
+    work = target.with_suffix(f".{os.getpid()}.tmp")
+    say(f"compiling the CPU kernels for {variant.name} (once, some 10 seconds)")
+    began = time.monotonic()
+    command = [compiler(), *FLAGS, *variant.flags, str(SOURCES / "cpu.cpp"), "-o", str(work)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise NoCompiler(f"{compiler()} took more than {TIMEOUT_S} s") from error
+    if done.returncode:
+        raise NoCompiler(f"{compiler()} failed on the CPU kernels: {done.stderr.strip()[-2000:]}")
+    work.rename(target)
+    say(f"compiled the CPU kernels in {time.monotonic() - began:.0f} s")
+
+
+def _fingerprint(variant: Variant) -> str:
+    digest = hashlib.sha256(repr((FLAGS, variant.flags)).encode())
+    for path in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,547 @@
+// rayllm's CPU kernels: a decoder's step in one call.
+//
+// A step is a list of instructions over float buffers, built once from a model (see program.py). Weights and the KV
+// cache may be stored narrower; sums are float32 and in a fixed order, so that a token's result is the same bits
+// whatever else is in the step, however it is cut into chunks, and for any number of threads.
+// The C interface stands at the end. This file is compiled once for each instruction set.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "panel.h"
+#include "pool.h"
+#include "quant.h"
+
+namespace {
+
+constexpr long ROW_BLOCK = 96;     // rows whose accumulators stay in the first-level cache
+constexpr long DEPTH_BLOCK = 512;  // depth of a panel that does, beside them
+constexpr int SPLIT = 256;         // cache tokens whose softmax is formed at once
+constexpr int SCORES = SPLIT + LANES;  // room for them, and for what the last tile writes beyond
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+struct alignas(64) Scratch {
+    float acc[ROW_BLOCK * 4 * LANES];
+    float slab[DEPTH_BLOCK * LANES];
+    std::vector<float> attention;
+};
+
+// ---- products
+
+enum Epilogue { PLAIN, SILU_MUL, GELU_MUL };
+
+struct Weight {
+    int kind;
+    long n, k;           // columns of the product; depth
+    const uint8_t* data; // panels
+    long blocks() const { return (k + FORMATS[kind].depth - 1) / FORMATS[kind].depth; }
+    long panel_bytes() const { return blocks() * FORMATS[kind].packed; }
+    long panels() const { return (n + LANES - 1) / LANES; }
+    const uint8_t* panel(long p) const { return data + p * panel_bytes(); }
+};
+
+inline vf silu(vf x) { return x / (1.0f + exp_v(-x)); }
+inline vf clamp_low(vf x, float low) { return x > splat(low) ? x : splat(low); }
+inline vf tanh_v(vf x) {
+    vf y = x < splat(15.0f) ? x : splat(15.0f);
+    vf e = exp_v(clamp_low(y, -15.0f) * 2.0f);
+    return (e - 1.0f) / (e + 1.0f);
+}
+inline vf gelu(vf x) { return 0.5f * x * (1.0f + tanh_v(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
+
+// acc[rows][panels * 16] = x times the panels, over the whole depth.
+void multiply(const Weight& w, long first, int panels, const float* x, long ldx, long rows, float* acc, Scratch& s) {
+    long lda = panels * LANES;
+    auto stored = [&](auto row, long k0, long depth) {
+        typedef decltype(row) Row;
+        typedef typename Row::type T;
+        rows_by_panels<Row>(x + k0, ldx, rows, (const T*)w.panel(first) + k0 * LANES, w.panel_bytes() / long(sizeof(T)),
+                            panels, acc, lda, depth, k0 == 0);
+    };
+    for (long k0 = 0; k0 < w.k; k0 += DEPTH_BLOCK) {
+        long depth = std::min(DEPTH_BLOCK, w.k - k0);
+        switch (w.kind) {
+            case F32: stored(F32Row(), k0, depth); break;
+            case BF16: stored(Bf16Row(), k0, depth); break;
+            case F16: stored(F16Row(), k0, depth); break;
+            default: {
+                const Format& f = FORMATS[w.kind];
+                for (int p = 0; p < panels; p++) {
+                    const uint8_t* block = w.panel(first + p) + k0 / f.depth * f.packed;
+                    for (long k = 0; k < depth; k += f.depth, block += f.packed) widen_block(w.kind, block, s.slab + k * LANES);
+                    rows_by_panels<F32Row>(x + k0, ldx, rows, s.slab, 0, 1, acc + p * LANES, lda, depth, k0 == 0);
+                }
+            }
+        }
+    }
+}
+
+// y[rows][n] = x[rows][k] * w + bias; or, gate and up panels taking turns in w, y[rows][n / 2] = act(gate) * up.
+void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, int epilogue, const float* x, long ldx,
+            long rows, float* y, long ldy) {
+    int group = rows <= 8 ? 4 : 2;  // few rows: more panels, to share the loads of x; many: fewer, to balance threads
+    long groups = (w.panels() + group - 1) / group;
+    pool.run(groups, [&](long g, int thread) {
+        Scratch& s = scratch[thread];
+        long first = g * group;
+        int panels = int(std::min<long>(group, w.panels() - first));
+        for (long r0 = 0; r0 < rows; r0 += ROW_BLOCK) {
+            long count = std::min(ROW_BLOCK, rows - r0);
+            for (int p = 0; p < panels;) {  // a tile takes 1, 2 or 4 panels
+                int some = panels - p >= 4 ? 4 : panels - p >= 2 ? 2 : 1;
+                multiply(w, first + p, some, x + r0 * ldx, ldx, count, s.acc, s);
+                for (long r = 0; r < count; r++) {
+                    const float* from = s.acc + r * some * LANES;
+                    float* row = y + (r0 + r) * ldy;
+                    long column = (first + p) * LANES;
+                    if (epilogue == PLAIN) {
+                        long n = std::min<long>(some * LANES, w.n - column);
+                        for (long i = 0; i < n; i++) row[column + i] = bias ? from[i] + bias[column + i] : from[i];
+                        continue;
+                    }
+                    for (int pair = 0; pair < some; pair += 2) {
+                        long to = (first + p + pair) / 2 * LANES, n = std::min<long>(LANES, w.n / 2 - to);
+                        alignas(64) float out[LANES];
+                        for (int v = 0; v < NV; v++) {
+                            vf gate = load<vf>(from + pair * LANES + v * VW), up = load<vf>(from + (pair + 1) * LANES + v * VW);
+                            if (bias) {
+                                gate += load<vf>(bias + column + pair * LANES + v * VW);
+                                up += load<vf>(bias + column + (pair + 1) * LANES + v * VW);
+                            }
+                            store(out + v * VW, (epilogue == SILU_MUL ? silu(gate) : gelu(gate)) * up);
+                        }
+                        memcpy(row + to, out, size_t(n) * 4);
+                    }
+                }
+                p += some;
+            }
+        }
+    });
+}
+
+// ---- rows: norms, embedding, rotation
+
+// Rows are handed out several at a time, so that a piece is worth its overhead.
+template <class F> void by_rows(Pool& pool, long rows, long cost, F&& fn) {
+    long chunk = std::max<long>(1, 16384 / std::max<long>(1, cost));
+    pool.run((rows + chunk - 1) / chunk, [&](long piece, int) {
+        for (long r = piece * chunk; r < std::min(rows, (piece + 1) * chunk); r++) fn(r);
+    });
+}
+
+float sum_of_squares(const float* x, long n) {
+    vf sum[4] = {};
+    long i = 0;
+    for (; i + 4 * VW <= n; i += 4 * VW)
+        for (int j = 0; j < 4; j++) {
+            vf v = load<vf>(x + i + j * VW);
+            sum[j] += v * v;
+        }
+    float total = sum_v((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (; i < n; i++) total += x[i] * x[i];
+    return total;
+}
+
+void norm_row(const float* x, const float* weight, float eps, long n, float* y) {
+    float scale = 1.0f / std::sqrt(sum_of_squares(x, n) / float(n) + eps);
+    for (long i = 0; i < n; i++) y[i] = x[i] * scale * weight[i];
+}
+
+void embed_row(const Weight& w, long token, float factor, float* y, Scratch& s) {
+    const uint8_t* panel = w.panel(token / LANES);
+    int column = int(token % LANES);
+    const Format& f = FORMATS[w.kind];
+    for (long k = 0; k < w.k; k++) {
+        float value;
+        switch (w.kind) {
+            case F32: value = ((const float*)panel)[k * LANES + column]; break;
+            case BF16: value = from_bf16(((const uint16_t*)panel)[k * LANES + bf16_place(column)]); break;
+            case F16: value = from_f16(((const uint16_t*)panel)[k * LANES + column]); break;
+            default:
+                if (k % f.depth == 0) widen_block(w.kind, panel + k / f.depth * f.packed, s.slab);
+                value = s.slab[k % f.depth * LANES + column];
+        }
+        y[k] = value * factor;
+    }
+}
+
+// ---- the cache: for each block and key/value head, tiles of 16 tokens (or of a block, if that is smaller). A tile of
+// keys is a panel of depth H whose columns are tokens; a tile of values is H / 16 panels whose columns are parts of the
+// head and whose depth is tokens.
+
+struct Cache {
+    int kind;  // F32, BF16 or F16
+    uint8_t *keys, *values;
+    long heads, head, block;  // key/value heads; head size; tokens in a block
+    long tokens() const { return std::min<long>(block, LANES); }  // in a tile
+    long item() const { return kind == F32 ? 4 : 2; }
+    long value_panels() const { return (head + LANES - 1) / LANES; }
+    long key_bytes() const { return head * LANES * item(); }
+    long value_bytes() const { return value_panels() * LANES * tokens() * item(); }
+    long tile(long slot, long g) const { return (slot / block * heads + g) * (block / tokens()) + slot % block / tokens(); }
+    uint8_t* key_tile(long slot, long g) const { return keys + tile(slot, g) * key_bytes(); }
+    uint8_t* value_tile(long slot, long g) const { return values + tile(slot, g) * value_bytes(); }
+};
+
+inline void put(const Cache& c, uint8_t* tile, long row, int column, float x) {
+    if (c.kind == F32) ((float*)tile)[row * LANES + column] = x;
+    else if (c.kind == BF16) ((uint16_t*)tile)[row * LANES + bf16_place(column)] = to_bf16(x);
+    else ((uint16_t*)tile)[row * LANES + column] = to_f16(x);
+}
+
+void write_cache(const Cache& c, long slot, long g, const float* k, const float* v) {
+    uint8_t *kt = c.key_tile(slot, g), *vt = c.value_tile(slot, g);
+    int lane = int(slot % c.block % c.tokens());
+    for (long h = 0; h < c.head; h++) {
+        put(c, kt, h, lane, k[h]);
+        put(c, vt, h / LANES * c.tokens() + lane, int(h % LANES), v[h]);
+    }
+}
+
+void rotate(float* x, const float* cos_sin, long half) {
+    for (long i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half], c = cos_sin[i], s = cos_sin[i + half];
+        x[i] = a * c - b * s;
+        x[i + half] = b * c + a * s;
+    }
+}
+
+// ---- attention
+
+struct Step {
+    long tokens, requests;
+    const int64_t* token_ids;
+    const int32_t* query_start;  // (requests + 1)
+    const int32_t* seq_lens;
+    const int32_t* block_table;
+    long table_width;
+    const int64_t* slots;        // (tokens)
+    const float* const* angles;  // for each rope: (tokens, rotated) cosines, then sines
+};
+
+struct Attend {
+    const Cache* cache;
+    const Step* step;
+    const float* q;  // (tokens, ldq): N heads
+    long ldq;
+    float* out;      // (tokens, ldo)
+    long ldo, heads;
+    float scale, cap;
+    long window;
+};
+
+struct Piece {
+    int request;
+    int group;       // key/value head
+    long first, count;  // queries, counted within the request
+    long split;      // -1: all splits, one after another
+    long part;       // where its partial result goes, if it does one split only
+};
+
+inline long lowest(const Attend& a, long position) { return a.window ? std::max<long>(0, position + 1 - a.window) : 0; }
+
+long slot_of(const Attend& a, int request, long token) {
+    const Cache& c = *a.cache;
+    return long(a.step->block_table[request * a.step->table_width + token / c.block]) * c.block + token % c.block;
+}
+
+// Scores of one split: row r is query head r % R of query r / R. Softmax numerators replace them; sums and maxima out.
+void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0, long t1, const float* qs, float* scores,
+                 float* sums, float* tops) {
+    const Cache& c = *a.cache;
+    long base = a.step->seq_lens[p.request] - (a.step->query_start[p.request + 1] - a.step->query_start[p.request]);
+    for (long t = t0; t < t1; t += c.tokens()) {
+        const uint8_t* tile = c.key_tile(slot_of(a, p.request, t), p.group);
+        float* to = scores + (t - t0);
+        if (c.kind == F32) rows_by_panels<F32Row>(qs, c.head, rows, (const float*)tile, 0, 1, to, SCORES, c.head, true);
+        else if (c.kind == BF16) rows_by_panels<Bf16Row>(qs, c.head, rows, (const uint16_t*)tile, 0, 1, to, SCORES, c.head, true);
+        else rows_by_panels<F16Row>(qs, c.head, rows, (const uint16_t*)tile, 0, 1, to, SCORES, c.head, true);
+    }
+    long width = (t1 - t0 + LANES - 1) / LANES * LANES;
+    for (long r = 0; r < rows; r++) {
+        long position = base + p.first + r / ratio;
+        long begin = std::max(t0, lowest(a, position)) - t0, end = std::min(t1, position + 1) - t0;
+        float* row = scores + r * SCORES;
+        if (end <= begin) {
+            sums[r] = 0;
+            tops[r] = NEVER;
+            std::fill(row, row + width, 0.0f);
+            continue;
+        }
+        if (a.cap > 0)
+            for (long i = begin / VW * VW; i < end; i += VW) store(row + i, tanh_v(load<vf>(row + i) * (1.0f / a.cap)) * a.cap);
+        std::fill(row, row + begin, NEVER);
+        std::fill(row + end, row + width, NEVER);
+        vf top = splat(NEVER);
+        for (long i = 0; i < width; i += VW) {
+            vf v = load<vf>(row + i);
+            top = v > top ? v : top;
+        }
+        float most = top[0];
+        for (int i = 1; i < VW; i++) most = std::max(most, float(top[i]));
+        // Sixteen lanes whatever the register width and the end of the row: the sum's order never changes.
+        vf sum[NV] = {};
+        for (long i = 0; i < width; i += LANES)
+            for (int v = 0; v < NV; v++) {
+                vf e = exp_v(load<vf>(row + i + v * VW) - most);
+                store(row + i + v * VW, e);
+                sum[v] += e;
+            }
+        float total = 0;
+        for (int v = 0; v < NV; v++) total += sum_v(sum[v]);
+        sums[r] = total;
+        tops[r] = most;
+    }
+}
+
+// acc[rows][H, filled up to whole panels] = numerators times the values of the split.
+void weigh_split(const Attend& a, const Piece& p, long rows, long t0, long t1, const float* scores, float* acc) {
+    const Cache& c = *a.cache;
+    long step = c.tokens(), stride = step * LANES, wide = c.value_panels() * LANES;
+    for (long t = t0; t < t1; t += step) {
+        const uint8_t* tile = c.value_tile(slot_of(a, p.request, t), p.group);
+        const float* x = scores + (t - t0);
+        for (long h = 0, panels; h < wide; h += panels * LANES) {
+            panels = wide - h >= 4 * LANES ? 4 : wide - h >= 2 * LANES ? 2 : 1;
+            const uint8_t* at = tile + h * step * c.item();
+            auto add = [&](auto row) {
+                typedef decltype(row) Row;
+                rows_by_panels<Row>(x, SCORES, rows, (const typename Row::type*)at, stride, int(panels), acc + h, wide, step, t == t0);
+            };
+            if (c.kind == F32) add(F32Row());
+            else if (c.kind == BF16) add(Bf16Row());
+            else add(F16Row());
+        }
+    }
+}
+
+// Fold a split's result into what the splits before it gave.
+void fold(long head, float& top, float& sum, float* acc, float part_top, float part_sum, const float* part) {
+    if (part_sum == 0) return;
+    if (sum == 0) {
+        top = part_top;
+        sum = part_sum;
+        memcpy(acc, part, size_t(head) * 4);
+        return;
+    }
+    float most = std::max(top, part_top);
+    float old = std::exp(top - most), fresh = std::exp(part_top - most);
+    for (long h = 0; h < head; h++) acc[h] = acc[h] * old + part[h] * fresh;
+    sum = sum * old + part_sum * fresh;
+    top = most;
+}
+
+void attend_piece(const Attend& a, const Piece& p, Scratch& s, float* parts) {
+    const Cache& c = *a.cache;
+    long ratio = a.heads / c.heads, rows = p.count * ratio;
+    long start = a.step->query_start[p.request];
+    long length = a.step->seq_lens[p.request], base = length - (a.step->query_start[p.request + 1] - start);
+    long wide = c.value_panels() * LANES;
+    size_t need = size_t(rows) * size_t(SCORES + c.head + 2 * wide + 4);
+    if (s.attention.size() < need) s.attention.resize(need);
+    float* qs = s.attention.data();
+    float *scores = qs + rows * c.head, *part = scores + rows * SCORES, *acc = part + rows * wide;
+    float *sums = acc + rows * wide, *tops = sums + rows, *all_sums = tops + rows, *all_tops = all_sums + rows;
+    for (long r = 0; r < rows; r++) {
+        const float* from = a.q + (start + p.first + r / ratio) * a.ldq + (p.group * ratio + r % ratio) * c.head;
+        for (long h = 0; h < c.head; h++) qs[r * c.head + h] = from[h] * a.scale;
+    }
+    long last = base + p.first + p.count;  // tokens that the last query sees
+    if (p.split >= 0) {
+        long t0 = p.split * SPLIT, t1 = std::min<long>(t0 + SPLIT, last);
+        score_split(a, p, rows, ratio, t0, t1, qs, scores, sums, tops);
+        weigh_split(a, p, rows, t0, t1, scores, part);
+        float* to = parts + p.part * (c.head + 2);
+        for (long r = 0; r < rows; r++, to += c.head + 2) {
+            to[0] = tops[r];
+            to[1] = sums[r];
+            memcpy(to + 2, part + r * wide, size_t(c.head) * 4);
+        }
+        return;
+    }
+    std::fill(all_sums, all_sums + rows, 0.0f);
+    for (long t0 = lowest(a, base + p.first) / SPLIT * SPLIT; t0 < last; t0 += SPLIT) {
+        long t1 = std::min<long>(t0 + SPLIT, last);
+        score_split(a, p, rows, ratio, t0, t1, qs, scores, sums, tops);
+        weigh_split(a, p, rows, t0, t1, scores, part);
+        for (long r = 0; r < rows; r++)
+            fold(c.head, all_tops[r], all_sums[r], acc + r * wide, tops[r], sums[r], part + r * wide);
+    }
+    for (long r = 0; r < rows; r++) {
+        float* to = a.out + (start + p.first + r / ratio) * a.ldo + (p.group * ratio + r % ratio) * c.head;
+        for (long h = 0; h < c.head; h++) to[h] = acc[r * wide + h] / all_sums[r];
+    }
+}
+
+void attention(Pool& pool, Scratch* scratch, const Attend& a, std::vector<Piece>& pieces, std::vector<float>& parts) {
+    const Cache& c = *a.cache;
+    const Step& step = *a.step;
+    long ratio = a.heads / c.heads;
+    struct Join { int request, group; long first_part, splits; };
+    std::vector<Join> joins;
+    pieces.clear();
+    long part = 0;
+    bool few = step.requests * c.heads < 4 * pool.size();
+    long per_piece = std::max<long>(1, 48 / ratio);
+    for (int b = 0; b < step.requests; b++) {
+        long queries = step.query_start[b + 1] - step.query_start[b], length = step.seq_lens[b];
+        for (int g = 0; g < c.heads; g++) {
+            long first_split = lowest(a, length - 1) / SPLIT, splits = (length + SPLIT - 1) / SPLIT - first_split;
+            if (queries == 1 && few && splits > 1 && pool.size() > 1) {
+                joins.push_back({b, g, part, splits});
+                for (long s = 0; s < splits; s++, part += ratio) pieces.push_back({b, g, 0, 1, first_split + s, part});
+                continue;
+            }
+            for (long i = 0; i < queries; i += per_piece) pieces.push_back({b, g, i, std::min(per_piece, queries - i), -1, 0});
+        }
+    }
+    if (parts.size() < size_t(part * (c.head + 2))) parts.resize(size_t(part * (c.head + 2)));
+    // The last queries of a chunk see most: begin with them, so that no thread is left with a long one at the end.
+    long total = long(pieces.size());
+    pool.run(total, [&](long i, int thread) { attend_piece(a, pieces[size_t(total - 1 - i)], scratch[thread], parts.data()); });
+    for (const Join& j : joins)
+        for (long r = 0; r < ratio; r++) {
+            std::vector<float> acc(size_t(c.head));
+            float top = NEVER, sum = 0;
+            for (long s = 0; s < j.splits; s++) {
+                const float* from = parts.data() + (j.first_part + s * ratio + r) * (c.head + 2);
+                fold(c.head, top, sum, acc.data(), from[0], from[1], from + 2);
+            }
+            float* to = a.out + step.query_start[j.request] * a.ldo + (j.group * ratio + r) * c.head;
+            for (long h = 0; h < c.head; h++) to[h] = acc[size_t(h)] / sum;
+        }
+}
+
+// ---- the program
+
+enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTENTION, SCALE };
+
+}  // namespace
+
+// An instruction. What the fields mean depends on `op`; program.py says it, beside the code that writes them.
+struct Instruction {
+    int32_t op, kind, epilogue, rope;
+    int32_t src, dst, other, pad;  // buffers
+    int64_t n, k, heads, kv_heads, head, rotated, block, window, offset;
+    const void *weight, *second;
+    float f0, f1;
+};
+
+struct Machine {
+    Pool pool;
+    std::unique_ptr<Scratch[]> scratch;
+    std::vector<Piece> pieces;
+    std::vector<float> parts;
+    explicit Machine(int threads) : pool(threads), scratch(new Scratch[size_t(threads)]) {}
+};
+
+namespace {
+
+void carry_out(Machine& m, const Instruction& in, const Step& step, float* const* buffers, const int64_t* widths) {
+    long rows = step.tokens;
+    float *src = buffers[in.src], *dst = buffers[in.dst], *other = buffers[in.other];
+    long lds = widths[in.src], ldd = widths[in.dst], ldo = widths[in.other];
+    const float* weight = (const float*)in.weight;
+    Weight w{in.kind, in.n, in.k, (const uint8_t*)in.weight};
+    switch (in.op) {
+        case EMBED: {
+            bool threads = rows > 1;
+            auto one = [&](long r, int thread) { embed_row(w, step.token_ids[r], in.f0, dst + r * ldd, m.scratch[size_t(thread)]); };
+            if (threads) m.pool.run(rows, one);
+            else one(0, 0);
+            break;
+        }
+        case NORM:
+            by_rows(m.pool, rows, in.n, [&](long r) { norm_row(src + r * lds + in.offset, weight, in.f0, in.n, dst + r * ldd + in.offset); });
+            break;
+        case ADD:
+            by_rows(m.pool, rows, in.n, [&](long r) {
+                for (long i = 0; i < in.n; i++) other[r * ldo + i] += src[r * lds + i] * in.f1;
+            });
+            break;
+        case ADD_NORM:
+            by_rows(m.pool, rows, in.n, [&](long r) {
+                float* sum = other + r * ldo;
+                const float* x = src + r * lds;
+                for (long i = 0; i < in.n; i++) sum[i] += x[i] * in.f1;
+                norm_row(sum, weight, in.f0, in.n, dst + r * ldd);
+            });
+            break;
+        case LINEAR:
+            linear(m.pool, m.scratch.get(), w, (const float*)in.second, in.epilogue, src, lds, rows, dst, ldd);
+            break;
+        case HEAD_NORM:
+            by_rows(m.pool, rows, in.heads * in.head, [&](long r) {
+                for (long h = 0; h < in.heads; h++) {
+                    float* x = src + r * lds + in.offset + h * in.head;
+                    norm_row(x, weight, in.f0, in.head, x);
+                }
+            });
+            break;
+        case ROTATE_AND_STORE: {
+            long half = in.rotated / 2;
+            Cache c{in.kind, (uint8_t*)in.weight, (uint8_t*)in.second, in.kv_heads, in.head, in.block};
+            by_rows(m.pool, rows, lds * 2, [&](long r) {
+                const float* angles = step.angles[in.rope] + r * in.rotated;
+                float* x = src + r * lds;
+                for (long h = 0; h < in.heads + in.kv_heads; h++) rotate(x + h * in.head, angles, half);
+                for (long g = 0; g < in.kv_heads; g++) {
+                    const float* k = x + (in.heads + g) * in.head;
+                    write_cache(c, step.slots[r], g, k, k + in.kv_heads * in.head);
+                }
+            });
+            break;
+        }
+        case ATTENTION: {
+            Cache c{in.kind, (uint8_t*)in.weight, (uint8_t*)in.second, in.kv_heads, in.head, in.block};
+            Attend a{&c, &step, src, lds, dst, ldd, in.heads, in.f0, in.f1, in.window};
+            attention(m.pool, m.scratch.get(), a, m.pieces, m.parts);
+            break;
+        }
+        case SCALE:
+            by_rows(m.pool, rows, in.n, [&](long r) {
+                for (long i = 0; i < in.n; i++) dst[r * ldd + i] *= in.f0;
+            });
+            break;
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t rk_packed_bytes(int kind, int64_t n, int64_t k) { return Weight{kind, n, k, nullptr}.panels() * Weight{kind, n, k, nullptr}.panel_bytes(); }
+
+// Pack rows `first` to `first + count` of a matrix; `rows` points at the first, each as it is stored in `kind`.
+void rk_pack(int kind, const void* rows, int64_t first, int64_t count, int64_t n, int64_t k, void* out) {
+    Weight w{kind, n, k, (const uint8_t*)out};
+    const Format& f = FORMATS[kind];
+    for (int64_t i = 0; i < count; i++) {
+        uint8_t* panel = (uint8_t*)out + (first + i) / LANES * w.panel_bytes();
+        int column = int((first + i) % LANES);
+        const uint8_t* row = (const uint8_t*)rows + i * w.blocks() * f.stored;
+        if (kind == F32)
+            for (long j = 0; j < k; j++) ((float*)panel)[j * LANES + column] = ((const float*)row)[j];
+        else if (kind == BF16 || kind == F16) {
+            int place = kind == BF16 ? bf16_place(column) : column;
+            for (long j = 0; j < k; j++) ((uint16_t*)panel)[j * LANES + place] = ((const uint16_t*)row)[j];
+        } else
+            for (long b = 0; b < w.blocks(); b++) pack_block(kind, row + b * f.stored, panel + b * f.packed, column);
+    }
+}
+
+void* rk_machine(int threads) { return new Machine(threads); }
+void rk_free_machine(void* m) { delete (Machine*)m; }
+
+void rk_linear(void* machine, int kind, const void* packed, const float* bias, int epilogue, int64_t n, int64_t k, const float* x,
+                   int64_t ldx, int64_t rows, float* y, int64_t ldy) {
+    Machine& m = *(Machine*)machine;
+    linear(m.pool, m.scratch.get(), Weight{kind, n, k, (const uint8_t*)packed}, bias, epilogue, x, ldx, rows, y, ldy);
+}
+
+void rk_run(void* machine, const Instruction* program, int64_t length, float* const* buffers, const int64_t* widths, const Step* step) {
+    for (int64_t i = 0; i < length; i++) carry_out(*(Machine*)machine, program[i], *step, buffers, widths);
+}
+
+}  // extern "C"

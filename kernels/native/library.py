@@ -1,0 +1,188 @@
+"""The compiled kernels as Python sees them: packed weights, a machine with threads, programs.
+
+`program.py` says what the instructions mean. Tensors handed over are float32 and contiguous in their last dimension.
+"""
+
+import ctypes
+import logging
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayllm_kernels.native.build import NoCompiler, build, cache_folder, choose, cpu_features
+
+log = logging.getLogger(__name__)
+
+LANES = 16
+"""Columns of a panel, and tokens of a cache tile."""
+
+
+class Kind(IntEnum):
+    """How numbers are stored. Order as in panel.h."""
+
+    F32 = 0
+    BF16 = 1
+    F16 = 2
+    Q8_0 = 3
+    Q4_0 = 4
+    Q4_1 = 5
+    Q4_K = 6
+    Q6_K = 7
+
+
+KIND_OF = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16, torch.float16: Kind.F16}
+BLOCK = {Kind.Q8_0: (32, 34), Kind.Q4_0: (32, 18), Kind.Q4_1: (32, 20), Kind.Q4_K: (256, 144), Kind.Q6_K: (256, 210)}
+"""Entries and bytes of a stored block."""
+
+
+class Epilogue(IntEnum):
+    """What follows a product."""
+
+    PLAIN = 0
+    SILU_MUL = 1
+    GELU_MUL = 2
+
+
+class Instruction(ctypes.Structure):
+    """As in cpu.cpp."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("op", "kind", "epilogue", "rope", "src", "dst", "other", "pad")),
+        *((name, c_int64) for name in ("n", "k", "heads", "kv_heads", "head", "rotated", "block", "window", "offset")),
+        *((name, c_void_p) for name in ("weight", "second")),
+        *((name, c_float) for name in ("f0", "f1")),
+    )
+
+
+class Step(ctypes.Structure):
+    """As in cpu.cpp."""
+
+    _fields_ = (
+        ("tokens", c_int64), ("requests", c_int64), ("token_ids", c_void_p), ("query_start", c_void_p),
+        ("seq_lens", c_void_p), ("block_table", c_void_p), ("table_width", c_int64), ("slots", c_void_p),
+        ("angles", POINTER(c_void_p)),
+    )  # fmt: skip
+
+
+@cache
+def library() -> Any | None:
+    """The compiled kernels for this CPU, or None (with one warning) where they cannot be had."""
+    variant = choose(cpu_features())
+    try:
+        path = build(variant, cache_folder(), log.info)
+        loaded = ctypes.CDLL(str(path))
+    except (NoCompiler, OSError) as error:
+        log.warning("running without compiled kernels, which is many times slower: %s", error)
+        return None
+    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
+        "pack": (None, (c_int32, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p)),
+        "machine": (c_void_p, (c_int32,)),
+        "free_machine": (None, (c_void_p,)),
+        "linear": (
+            None,
+            (
+                c_void_p,
+                c_int32,
+                c_void_p,
+                c_void_p,
+                c_int32,
+                c_int64,
+                c_int64,
+                c_void_p,
+                c_int64,
+                c_int64,
+                c_void_p,
+                c_int64,
+            ),
+        ),
+        "run": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p)),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(loaded, f"rk_{name}")
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight matrix, (n, k), in panels."""
+
+    kind: Kind
+    n: int
+    k: int
+    data: Tensor
+    """uint8."""
+
+    @property
+    def address(self) -> int:
+        """Of the first panel."""
+        return int(self.data.data_ptr())
+
+
+def pack(rows: Tensor, kind: Kind | None = None, k: int | None = None) -> Packed:
+    """Pack a matrix (n, k), or a quantized one given as uint8 rows of blocks with its `kind` and depth `k`."""
+    rows = rows.contiguous()
+    if kind is None:
+        kind, k = KIND_OF[rows.dtype], rows.shape[1]
+    assert k is not None
+    lib, n = _loaded(), rows.shape[0]
+    # Whole cache lines: a panel then never shares one with its neighbour.
+    data = torch.zeros(lib.rk_packed_bytes(kind, n, k) + 64, dtype=torch.uint8)
+    data = data[-data.data_ptr() % 64 :]
+    lib.rk_pack(kind, rows.data_ptr(), 0, n, n, k, data.data_ptr())
+    return Packed(kind, n, k, data)
+
+
+def pair(gate: Tensor, up: Tensor) -> Tensor:
+    """Rows of a gate and an up matrix taking turns panel by panel, so that a product can join them at once."""
+    n = len(gate)
+    padded = -(-n // LANES) * LANES
+    both = gate.new_zeros(padded // LANES, 2, LANES, *gate.shape[1:])
+    for i, part in enumerate((gate, up)):
+        whole = part.new_zeros(padded, *part.shape[1:])
+        whole[:n] = part
+        both[:, i] = whole.view(-1, LANES, *part.shape[1:])
+    return both.view(2 * padded, *gate.shape[1:])
+
+
+class Machine:
+    """Threads for the kernels. Used by one thread at a time."""
+
+    def __init__(self, threads: int) -> None:
+        self._lib = _loaded()
+        self.handle = self._lib.rk_machine(threads)
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self._lib.rk_free_machine(self.handle)
+            self.handle = None
+
+    def linear(
+        self, x_TK: Tensor, weight: Packed, bias: Tensor | None = None, epilogue: Epilogue = Epilogue.PLAIN
+    ) -> Tensor:
+        """x @ weight.T + bias, (T, n) float32; or act(gate) * up, (T, n / 2), of a weight that `pair` made."""
+        assert x_TK.dtype == torch.float32
+        assert x_TK.shape[1] == weight.k
+        width = weight.n if epilogue is Epilogue.PLAIN else weight.n // 2
+        y = torch.empty(x_TK.shape[0], width)
+        self._lib.rk_linear(
+            self.handle, weight.kind, weight.address, 0 if bias is None else bias.data_ptr(), epilogue, weight.n,
+            weight.k, x_TK.data_ptr(), x_TK.stride(0), x_TK.shape[0], y.data_ptr(), y.stride(0),
+        )  # fmt: skip
+        return y
+
+    def run(self, program: Any, length: int, buffers: Any, widths: Any, step: Step) -> None:
+        """Carry out a program's instructions on a step."""
+        self._lib.rk_run(self.handle, program, length, buffers, widths, ctypes.byref(step))
+
+
+def _loaded() -> Any:
+    lib = library()
+    assert lib is not None, "ask `library()` first"
+    return lib

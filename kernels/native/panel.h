@@ -1,0 +1,86 @@
+// Weights in panels, and the product of a few rows with a panel.
+//
+// A panel holds 16 columns of the product (16 rows of a stored weight matrix), entry k of all 16 side by side. Every
+// accumulator adds its products in the order of k, whatever the tiling, so a row's result is the same bits for any
+// number of rows in the call.
+#pragma once
+#include "simd.h"
+
+enum Kind { F32, BF16, F16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, KINDS };
+
+struct F32Row {
+    typedef float type;
+    static inline void widen(const float* row, vf out[NV]) {
+        for (int i = 0; i < NV; i++) out[i] = load<vf>(row + i * VW);
+    }
+    static int place(int column) { return column; }
+    static type make(float x) { return x; }
+};
+struct Bf16Row {
+    typedef uint16_t type;
+    static inline void widen(const uint16_t* row, vf out[NV]) { widen_bf16(row, out); }
+    static int place(int column) { return bf16_place(column); }
+    static type make(float x) { return to_bf16(x); }
+};
+struct F16Row {
+    typedef uint16_t type;
+    static inline void widen(const uint16_t* row, vf out[NV]) {
+        for (int i = 0; i < NV; i++) out[i] = widen_f16(row + i * VW);
+    }
+    static int place(int column) { return column; }
+    static type make(float x) { return to_f16(x); }
+};
+
+// acc[m][p * 16 + n] (+)= sum over k of x[m][k] * panel p[k][n]. M rows, P panels `stride` apart.
+template <class Row, int M, int P>
+static inline __attribute__((always_inline)) void tile(const float* x, long ldx, const typename Row::type* w, long stride,
+                                                       float* acc, long lda, long depth, bool fresh) {
+    vf sum[M][P * NV];
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < P * NV; n++) sum[m][n] = fresh ? vf{} : load<vf>(acc + m * lda + n * VW);
+    for (long k = 0; k < depth; k++) {
+        vf row[P * NV];
+        for (int p = 0; p < P; p++) Row::widen(w + p * stride + k * LANES, row + p * NV);
+        for (int m = 0; m < M; m++) {
+            float s = x[m * ldx + k];
+            for (int n = 0; n < P * NV; n++) sum[m][n] += s * row[n];
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < P * NV; n++) store(acc + m * lda + n * VW, sum[m][n]);
+}
+
+// Rows that fit the registers at once with one panel.
+constexpr int ROWS = VW == 16 ? 12 : VW == 8 ? 6 : 2;
+
+// All rows against `panels` panels (1, 2 or 4), in tiles that keep the units busy.
+template <class Row>
+static void rows_by_panels(const float* x, long ldx, long rows, const typename Row::type* w, long stride, int panels,
+                           float* acc, long lda, long depth, bool fresh) {
+    long m = 0;
+#define RK_TILE(M, P) \
+    for (int p = 0; p + P <= panels; p += P) \
+        tile<Row, M, P>(x + m * ldx, ldx, w + p * stride, stride, acc + m * lda + p * LANES, lda, depth, fresh);
+    for (; m + ROWS <= rows; m += ROWS) { RK_TILE(ROWS, 1) }
+    switch (rows - m) {
+        case 0: break;
+        case 1:
+            if (panels == 4) { RK_TILE(1, 4) } else if (panels == 2) { RK_TILE(1, 2) } else { RK_TILE(1, 1) }
+            break;
+        case 2:
+            if (panels >= 2 && VW > 4) { RK_TILE(2, 2) } else { RK_TILE(2, 1) }
+            break;
+        case 3:
+            if (panels >= 2 && VW > 4) { RK_TILE(3, 2) } else { RK_TILE(3, 1) }
+            break;
+        case 4: { RK_TILE(4, 1) break; }
+        case 5: { RK_TILE(5, 1) break; }
+        case 6: { RK_TILE(6, 1) break; }
+        case 7: { RK_TILE(7, 1) break; }
+        case 8: { RK_TILE(8, 1) break; }
+        case 9: { RK_TILE(9, 1) break; }
+        case 10: { RK_TILE(10, 1) break; }
+        default: { RK_TILE(11, 1) break; }
+    }
+#undef RK_TILE
+}

@@ -1,0 +1,163 @@
+"""Programs: a decoder's step as instructions for the compiled kernels.
+
+All buffers are float32 rows, one for each token of the step, at most `max_tokens` of them. Instructions name buffers by
+number; the fields they use are written by the method of the same name below, and nowhere else.
+"""
+
+from ctypes import c_int64, c_void_p
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from rayllm_kernels.batch import AttentionBatch
+from rayllm_kernels.native.library import KIND_OF, Epilogue, Instruction, Machine, Packed, Step
+
+
+class Op(IntEnum):
+    """Order as in cpu.cpp."""
+
+    EMBED = 0
+    NORM = 1
+    ADD = 2
+    ADD_NORM = 3
+    LINEAR = 4
+    HEAD_NORM = 5
+    ROTATE_AND_STORE = 6
+    ATTENTION = 7
+    SCALE = 8
+
+
+class Program:
+    """Instructions, the buffers they work on, and the tensors they point at, which it keeps alive."""
+
+    def __init__(self, widths: tuple[int, ...], max_tokens: int) -> None:
+        """`widths` are the columns of the buffers."""
+        self._buffers = [torch.zeros(max_tokens, width) for width in widths]
+        self._widths = widths
+        self._steps: list[Instruction] = []
+        self._kept: list[object] = []
+        self._max_tokens = max_tokens
+
+    def embed(self, dst: int, table: Packed, scale: float) -> None:
+        """Rows of the table by token id, times `scale`."""
+        self._add(Op.EMBED, dst=dst, kind=table.kind, n=table.n, k=table.k, weight=self._packed(table), f0=scale)
+
+    def norm(self, src: int, dst: int, weight: Tensor, eps: float, offset: int = 0) -> None:
+        """RMS norm of the columns from `offset` on, as many as `weight` has."""
+        self._add(Op.NORM, src=src, dst=dst, n=len(weight), offset=offset, weight=self._floats(weight), f0=eps)
+
+    def add(self, src: int, total: int, scale: float = 1.0) -> None:
+        """Total plus `scale` times src, in place."""
+        self._add(Op.ADD, src=src, other=total, n=self._widths[total], f1=scale)
+
+    def add_norm(self, src: int, total: int, dst: int, weight: Tensor, eps: float, scale: float = 1.0) -> None:
+        """As `add`, and the norm of the sum to dst."""
+        self._add(
+            Op.ADD_NORM, src=src, other=total, dst=dst, n=len(weight), weight=self._floats(weight), f0=eps, f1=scale
+        )
+
+    def linear(
+        self, src: int, dst: int, weight: Packed, bias: Tensor | None = None, epilogue: Epilogue = Epilogue.PLAIN
+    ) -> None:
+        """Products of src with a matrix; or act(gate) * up, of a matrix that `pair` made."""
+        assert weight.k <= self._widths[src]
+        second = None if bias is None else self._floats(bias)
+        self._add(
+            Op.LINEAR, src=src, dst=dst, kind=weight.kind, epilogue=epilogue, n=weight.n, k=weight.k,
+            weight=self._packed(weight), second=second,
+        )  # fmt: skip
+
+    def head_norm(self, buffer: int, offset: int, heads: int, weight: Tensor, eps: float) -> None:
+        """RMS norm of each of `heads` heads that begin at column `offset`, in place."""
+        self._add(
+            Op.HEAD_NORM, src=buffer, offset=offset, heads=heads, head=len(weight), weight=self._floats(weight), f0=eps
+        )
+
+    def rotate_and_store(self, qkv: int, rope: int, rotated: int, heads: int, cache: "LayerCache") -> None:
+        """Rotate queries and keys in place and store keys and values at the step's slots."""
+        self._add(Op.ROTATE_AND_STORE, src=qkv, rope=rope, rotated=rotated, heads=heads, **self._cache(cache))
+
+    def attention(
+        self, qkv: int, dst: int, heads: int, scale: float, cap: float | None, window: int | None, cache: "LayerCache"
+    ) -> None:
+        """Causal attention of the queries over the cache."""
+        self._add(
+            Op.ATTENTION, src=qkv, dst=dst, heads=heads, f0=scale, f1=cap or 0.0, window=window or 0,
+            **self._cache(cache),
+        )  # fmt: skip
+
+    def finish(self) -> None:
+        """No more instructions follow."""
+        self._program = (Instruction * len(self._steps))(*self._steps)
+        self._addresses = (c_void_p * len(self._buffers))(*(b.data_ptr() for b in self._buffers))
+        self._strides = (c_int64 * len(self._widths))(*self._widths)
+
+    def run(
+        self, machine: Machine, token_ids_T: Tensor, batch: AttentionBatch, angles: list[Tensor], result: int
+    ) -> Tensor:
+        """Carry out a step; a view of the rows of buffer `result`, valid until the next step."""
+        tokens = len(token_ids_T)
+        assert tokens <= self._max_tokens, (tokens, self._max_tokens)
+        token_ids_T = token_ids_T.long().contiguous()
+        table = batch.block_table.contiguous()
+        pointers = (c_void_p * max(1, len(angles)))(*(a.data_ptr() for a in angles))
+        step = Step(
+            tokens, len(batch.seq_lens), token_ids_T.data_ptr(), batch.query_start.data_ptr(),
+            batch.seq_lens.data_ptr(), table.data_ptr(), table.shape[1], batch.slot_mapping.data_ptr(), pointers,
+        )  # fmt: skip
+        machine.run(self._program, len(self._steps), self._addresses, self._strides, step)
+        return self._buffers[result][:tokens]
+
+    def _add(self, op: Op, **fields: object) -> None:
+        self._steps.append(Instruction(op=op, **fields))
+
+    def _floats(self, values: Tensor) -> int:
+        kept = values.detach().float().contiguous()
+        self._kept.append(kept)
+        return kept.data_ptr()
+
+    def _packed(self, weight: Packed) -> int:
+        self._kept.append(weight)
+        return weight.address
+
+    def _cache(self, cache: "LayerCache") -> dict[str, int]:
+        """Fields that describe a cache."""
+        keys, values = cache.parts()
+        self._kept.append(cache)
+        return {
+            "kind": KIND_OF[keys.dtype], "kv_heads": cache.kv_heads, "head": cache.head_size,
+            "block": cache.block_size, "weight": keys.data_ptr(), "second": values.data_ptr(),
+        }  # fmt: skip
+
+
+class LayerCache:
+    """Keys and values of one layer, in tiles (see cpu.cpp)."""
+
+    def __init__(self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
+        """`block_size` is a divisor or a multiple of 16."""
+        self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
+        tokens = min(block_size, 16)
+        tiles = num_blocks * kv_heads * (block_size // tokens)
+        self._keys = _zeros(tiles * head_size * 16, dtype)
+        self._values = _zeros(tiles * -(-head_size // 16) * 16 * tokens, dtype)
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, flat."""
+        return self._keys, self._values
+
+
+def cache_bytes(block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block of a layer."""
+    tokens = min(block_size, 16)
+    numbers = block_size // tokens * kv_heads * 16 * (head_size + -(-head_size // 16) * tokens)
+    return numbers * dtype.itemsize
+
+
+def _zeros(numbers: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(numbers, dtype=dtype)
+
+
+def fits(block_size: int) -> bool:
+    """Whether the kernels can use blocks of this size."""
+    return 16 % block_size == 0 or block_size % 16 == 0

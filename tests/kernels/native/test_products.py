@@ -1,0 +1,86 @@
+"""Compiled products against torch, over odd sizes, every storage and every number of rows."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, library, pack, pair
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+SIZES = ((576, 576), (33, 50), (1000, 1537), (16, 8), (1, 1), (70, 511))
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return Machine(2)
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor, tolerance: float = 2e-6) -> bool:
+    return bool((got - wanted).abs().max() <= tolerance * max(1.0, float(wanted.abs().max())))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("n", "k"), SIZES)
+def test_linear(machine: Machine, dtype: torch.dtype, n: int, k: int) -> None:
+    torch.manual_seed(n)
+    weight, bias, x = torch.randn(n, k).to(dtype), torch.randn(n), torch.randn(130, k)
+    packed = pack(weight)
+    whole = machine.linear(x, packed, bias)
+    assert close(whole, (x.double() @ weight.double().T + bias).float(), 1e-5)
+    for rows in (*range(1, 20), 64, 97):
+        assert torch.equal(machine.linear(x[:rows], packed, bias), whole[:rows]), "a row depends on its neighbours"
+    assert torch.equal(Machine(1).linear(x, packed, bias), whole), "a result depends on the threads"
+
+
+@pytest.mark.parametrize("n", [16, 100, 5])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gated(machine: Machine, n: int, bias: bool) -> None:
+    gate, up, x = torch.randn(n, 64), torch.randn(n, 64), torch.randn(9, 64)
+    b = (torch.randn(n), torch.randn(n)) if bias else None
+    packed = pack(pair(gate, up))
+    joined = None if b is None else pair(b[0][:, None], b[1][:, None])[:, 0].contiguous()
+    left, right = x @ gate.T + (b[0] if b else 0), x @ up.T + (b[1] if b else 0)
+    for epilogue, act in (
+        (Epilogue.SILU_MUL, torch.nn.functional.silu),
+        (Epilogue.GELU_MUL, lambda v: torch.nn.functional.gelu(v, approximate="tanh")),
+    ):
+        assert close(machine.linear(x, packed, joined, epilogue)[:, :n], act(left) * right)
+
+
+def random_blocks(kind: Kind, rows: int, depth: int) -> np.ndarray:
+    """Quantized rows of random bytes with sane scales."""
+    entries, size = BLOCK[kind]
+    rng = np.random.default_rng(int(kind))
+    raw = rng.integers(0, 256, (rows, depth // entries, size), dtype=np.uint8)
+    scales = rng.normal(0, 0.1, (rows, depth // entries, 2)).astype(np.float16).view(np.uint8).reshape(rows, -1, 4)
+    if kind is Kind.Q6_K:
+        raw[:, :, 208:210] = scales[:, :, :2]
+    else:
+        wide = 4 if kind in (Kind.Q4_1, Kind.Q4_K) else 2
+        raw[:, :, :wide] = scales[:, :, :wide]
+    return raw.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", list(BLOCK))
+def test_quantized(machine: Machine, kind: Kind) -> None:
+    rows = random_blocks(kind, 50, 1280)
+    weight = torch.from_numpy(gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind.name]))
+    x = torch.randn(110, 1280)
+    packed = pack(torch.from_numpy(rows), kind, 1280)
+    whole = machine.linear(x, packed)
+    assert close(whole, x @ weight.T, 1e-5)
+    for count in (1, 2, 3, 7, 12, 97):
+        assert torch.equal(machine.linear(x[:count], packed), whole[:count])
+
+
+def test_outputs_are_written_and_nothing_else(machine: Machine) -> None:
+    """A poisoned output: every number is overwritten, and the columns beside it stay."""
+    packed = pack(torch.randn(37, 20))
+    x = torch.randn(11, 20)
+    room = torch.full((11, 60), float("nan"))
+    library().rk_linear(
+        machine.handle, packed.kind, packed.address, 0, 0, 37, 20, x.data_ptr(), 20, 11, room.data_ptr(), 60
+    )
+    assert not room[:, :37].isnan().any()
+    assert room[:, 37:].isnan().all()

@@ -1,0 +1,80 @@
+"""The compiled decoder: close to the plain one for every family, and the same bits however a request is computed."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from rayllm.errors import ConfigError
+from rayllm.model.compiled import CompiledDecoder
+from rayllm.model.decoder import Decoder
+from rayllm_kernels.native.library import library
+from tests.model.runner import Runner, Sequence, all_logits
+from tests.models import TINY, VOCAB
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+Tiny, Load = Callable[[str], Path], Callable[..., Decoder]
+
+
+def random_tokens(count: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, VOCAB) for _ in range(count)]
+
+
+def compiled(load: Load, folder: Path, dtype: torch.dtype = torch.float32, threads: int = 2) -> CompiledDecoder:
+    return CompiledDecoder(load(folder, dtype), threads, 512)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_close_to_the_plain_decoder(tiny: Tiny, load: Load, name: str) -> None:
+    tokens = random_tokens(50)
+    wanted, got = all_logits(load(tiny(name)), tokens), all_logits(compiled(load, tiny(name)), tokens)
+    assert (got - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    for chunk in (1, 7):
+        assert torch.equal(all_logits(compiled(load, tiny(name)), tokens, chunk), got)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3"])
+def test_narrow_weights_are_nearer_to_float32_than_plain_ones(
+    tiny: Tiny, load: Load, name: str, dtype: torch.dtype
+) -> None:
+    tokens = random_tokens(40)
+    exact = all_logits(load(tiny(name)), tokens)
+    plain, got = all_logits(load(tiny(name), dtype), tokens), all_logits(compiled(load, tiny(name), dtype), tokens)
+    assert (got - exact).abs().mean() < (plain - exact).abs().mean() * 1.05
+    assert torch.equal(all_logits(compiled(load, tiny(name), dtype), tokens, 3), got)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [4, 16, 32])
+def test_same_bits_alone_and_in_any_batch(tiny: Tiny, load: Load, dtype: torch.dtype, block_size: int) -> None:
+    """Long contexts (several splits), mixed steps, one thread or three."""
+    rng = random.Random(1)
+    prompts = [random_tokens(rng.choice((3, 40, 250, 256, 257, 600)), seed) for seed in range(9)]
+    alone = [
+        all_logits(compiled(load, tiny("mistral_window" if i % 2 else "llama"), dtype), p, 512)
+        for i, p in enumerate(prompts)
+    ]
+    for threads in (1, 3):
+        for parity, name in enumerate(names):
+            mine = [i for i in range(9) if i % 2 == parity]
+            runner = Runner(compiled(load, tiny(name), dtype, threads), len(mine), 600, block_size)
+            sequences = [Sequence(list(prompts[i])) for i in mine]
+            while any(s.computed < len(s.tokens) for s in sequences):
+                work = []
+                for row, sequence in enumerate(sequences):
+                    left = len(sequence.tokens) - sequence.computed
+                    if left and rng.random() < 0.8:
+                        work.append((row, sequence, min(left, rng.choice((1, 1, 5, 60)))))
+                if work:
+                    runner.step(work)
+            for i, sequence in zip(mine, sequences, strict=True):
+                assert torch.equal(torch.stack(sequence.logits), alone[i]), (i, threads)
+
+
+def test_block_size_that_does_not_fit_is_refused(tiny: Tiny, load: Load) -> None:
+    with pytest.raises(ConfigError, match="block-size"):
+        compiled(load, tiny("llama")).new_caches(4, 24)
