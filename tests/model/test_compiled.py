@@ -59,7 +59,7 @@ def test_same_bits_alone_and_in_any_batch(tiny: Tiny, load: Load, dtype: torch.d
         for i, p in enumerate(prompts)
     ]
     for threads in (1, 3):
-        for parity, name in enumerate(names):
+        for parity, name in enumerate(("llama", "mistral_window")):
             mine = [i for i in range(9) if i % 2 == parity]
             runner = Runner(compiled(load, tiny(name), dtype, threads), len(mine), 600, block_size)
             sequences = [Sequence(list(prompts[i])) for i in mine]
