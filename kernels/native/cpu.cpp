@@ -507,28 +507,37 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
     }
 }
 
+// A panel of `columns` rows; columns beyond them are zero.
+void pack_panel(const Weight& w, const uint8_t* rows, long row_bytes, int columns, uint8_t* out) {
+    const Format& f = FORMATS[w.kind];
+    memset(out, 0, size_t(w.panel_bytes()));
+    auto plain = [&](auto item, auto place) {
+        typedef decltype(item) T;
+        for (long j = 0; j < w.k; j++)
+            for (int c = 0; c < columns; c++) ((T*)out)[j * LANES + place(c)] = ((const T*)(rows + c * row_bytes))[j];
+    };
+    if (w.kind == F32) plain(uint32_t(), [](int c) { return c; });
+    else if (w.kind == BF16) plain(uint16_t(), bf16_place);
+    else if (w.kind == F16) plain(uint16_t(), [](int c) { return c; });
+    else
+        for (int c = 0; c < columns; c++)
+            for (long b = 0; b < w.blocks(); b++) pack_block(w.kind, rows + c * row_bytes + b * f.stored, out + b * f.packed, c);
+}
+
 }  // namespace
 
 extern "C" {
 
 int64_t rk_packed_bytes(int kind, int64_t n, int64_t k) { return Weight{kind, n, k, nullptr}.panels() * Weight{kind, n, k, nullptr}.panel_bytes(); }
 
-// Pack rows `first` to `first + count` of a matrix; `rows` points at the first, each as it is stored in `kind`.
-void rk_pack(int kind, const void* rows, int64_t first, int64_t count, int64_t n, int64_t k, void* out) {
+// Pack a matrix whose rows lie one after another, each as it is stored in `kind`.
+void rk_pack(void* machine, int kind, const void* rows, int64_t n, int64_t k, void* out) {
     Weight w{kind, n, k, (const uint8_t*)out};
-    const Format& f = FORMATS[kind];
-    for (int64_t i = 0; i < count; i++) {
-        uint8_t* panel = (uint8_t*)out + (first + i) / LANES * w.panel_bytes();
-        int column = int((first + i) % LANES);
-        const uint8_t* row = (const uint8_t*)rows + i * w.blocks() * f.stored;
-        if (kind == F32)
-            for (long j = 0; j < k; j++) ((float*)panel)[j * LANES + column] = ((const float*)row)[j];
-        else if (kind == BF16 || kind == F16) {
-            int place = kind == BF16 ? bf16_place(column) : column;
-            for (long j = 0; j < k; j++) ((uint16_t*)panel)[j * LANES + place] = ((const uint16_t*)row)[j];
-        } else
-            for (long b = 0; b < w.blocks(); b++) pack_block(kind, row + b * f.stored, panel + b * f.packed, column);
-    }
+    long row_bytes = w.blocks() * FORMATS[kind].stored;
+    ((Machine*)machine)->pool.run(w.panels(), [&](long p, int) {
+        const uint8_t* from = (const uint8_t*)rows + p * LANES * row_bytes;
+        pack_panel(w, from, row_bytes, int(std::min<long>(LANES, n - p * LANES)), (uint8_t*)out + p * w.panel_bytes());
+    });
 }
 
 void* rk_machine(int threads) { return new Machine(threads); }

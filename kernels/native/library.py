@@ -81,7 +81,7 @@ def library() -> Any | None:
         return None
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
-        "pack": (None, (c_int32, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p)),
+        "pack": (None, (c_void_p, c_int32, c_void_p, c_int64, c_int64, c_void_p)),
         "machine": (c_void_p, (c_int32,)),
         "free_machine": (None, (c_void_p,)),
         "linear": (
@@ -125,20 +125,6 @@ class Packed:
         return int(self.data.data_ptr())
 
 
-def pack(rows: Tensor, kind: Kind | None = None, k: int | None = None) -> Packed:
-    """Pack a matrix (n, k), or a quantized one given as uint8 rows of blocks with its `kind` and depth `k`."""
-    rows = rows.contiguous()
-    if kind is None:
-        kind, k = KIND_OF[rows.dtype], rows.shape[1]
-    assert k is not None
-    lib, n = _loaded(), rows.shape[0]
-    # Whole cache lines: a panel then never shares one with its neighbour.
-    data = torch.zeros(lib.rk_packed_bytes(kind, n, k) + 64, dtype=torch.uint8)
-    data = data[-data.data_ptr() % 64 :]
-    lib.rk_pack(kind, rows.data_ptr(), 0, n, n, k, data.data_ptr())
-    return Packed(kind, n, k, data)
-
-
 def pair(gate: Tensor, up: Tensor) -> Tensor:
     """Rows of a gate and an up matrix taking turns panel by panel, so that a product can join them at once."""
     n = len(gate)
@@ -162,6 +148,19 @@ class Machine:
         if getattr(self, "handle", None):
             self._lib.rk_free_machine(self.handle)
             self.handle = None
+
+    def pack(self, rows: Tensor, kind: Kind | None = None, k: int | None = None) -> Packed:
+        """Pack a matrix (n, k), or a quantized one given as uint8 rows of blocks with its `kind` and depth `k`."""
+        rows = rows.contiguous()
+        if kind is None:
+            kind, k = KIND_OF[rows.dtype], rows.shape[1]
+        assert k is not None
+        n = rows.shape[0]
+        # Whole cache lines: a panel then never shares one with its neighbour.
+        data = torch.empty(self._lib.rk_packed_bytes(kind, n, k) + 64, dtype=torch.uint8)
+        data = data[-data.data_ptr() % 64 :]
+        self._lib.rk_pack(self.handle, kind, rows.data_ptr(), n, k, data.data_ptr())
+        return Packed(kind, n, k, data)
 
     def linear(
         self, x_TK: Tensor, weight: Packed, bias: Tensor | None = None, epilogue: Epilogue = Epilogue.PLAIN

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from rayllm.errors import ConfigError
 from rayllm.model.decoder import Decoder, DecoderLayer
-from rayllm.model.layers import ColumnLinear, Norm, RowLinear, SplitNorm
+from rayllm.model.layers import ColumnLinear, Norm, RowLinear, SplitNorm, VocabTable
 from rayllm.model.spec import Activation, CacheSpec
 from rayllm_kernels import AttentionBatch
-from rayllm_kernels.native.library import Epilogue, Machine, Packed, pack, pair
+from rayllm_kernels.native.library import Epilogue, Machine, Packed, pair
 from rayllm_kernels.native.program import LayerCache, Program, cache_bytes, fits
 
 RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER = range(6)
@@ -30,10 +30,10 @@ class CompiledDecoder:
         self._max_tokens = max_tokens
         self._machine = Machine(threads)
         self._embedding_scale = float(decoder.embedding_scale)
-        self._embed = _take(decoder.embed)
-        self._head = self._embed if decoder.head is decoder.embed else _take(decoder.head)
+        self._embed = _take(decoder.embed, self._machine)
+        self._head = self._embed if decoder.head is decoder.embed else _take(decoder.head, self._machine)
         self._norm_weight = _norm_weight(decoder.norm)
-        self._layers = [_Layer(layer, decoder.spec.activation) for layer in decoder.layers]
+        self._layers = [_Layer(layer, decoder.spec.activation, self._machine) for layer in decoder.layers]
         self._program: Program | None = None
         self._caches: object = None
 
@@ -137,27 +137,27 @@ class CompiledDecoder:
 class _Layer:
     """Packed weights of one layer."""
 
-    def __init__(self, layer: DecoderLayer, activation: Activation) -> None:
+    def __init__(self, layer: DecoderLayer, activation: Activation, machine: Machine) -> None:
         attention, mlp = layer.attention, layer.mlp
         self.input_norm = _norm_weight(layer.input_norm)
         self.post_attention_norm = _norm_weight(layer.post_attention_norm)
         self.mlp_norm = _norm_weight(layer.mlp_norm)
         self.post_mlp_norm = _norm_weight(layer.post_mlp_norm)
         self.q_norm, self.k_norm = _norm_weight(attention.q_norm), _norm_weight(attention.k_norm)
-        self.qkv, self.qkv_bias = _take(attention.qkv), attention.qkv.bias
-        self.out, self.out_bias = _take(attention.out), attention.out.bias
-        self.down, self.down_bias = _take(mlp.down), mlp.down.bias
+        self.qkv, self.qkv_bias = _take(attention.qkv, machine), attention.qkv.bias
+        self.out, self.out_bias = _take(attention.out, machine), attention.out.bias
+        self.down, self.down_bias = _take(mlp.down, machine), mlp.down.bias
         half = mlp.gate_up.sizes[0]
         weight, bias = mlp.gate_up.weight, mlp.gate_up.bias
-        self.gate_up = pack(pair(weight[:half], weight[half:]))
+        self.gate_up = machine.pack(pair(weight[:half], weight[half:]))
         mlp.gate_up.weight.data = weight.new_empty(0)
         self.gate_up_bias = None if bias is None else pair(bias[:half, None], bias[half:, None])[:, 0]
         self.epilogue = Epilogue.SILU_MUL if activation == "silu" else Epilogue.GELU_MUL
 
 
-def _take(layer: ColumnLinear | RowLinear | torch.nn.Module) -> Packed:
+def _take(layer: ColumnLinear | RowLinear | VocabTable, machine: Machine) -> Packed:
     """Pack a layer's weight and let go of the unpacked one."""
-    packed = pack(layer.weight.data)
+    packed = machine.pack(layer.weight.data)
     layer.weight.data = layer.weight.data.new_empty(0)
     return packed
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, library, pack, pair
+from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, library, pair
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 SIZES = ((576, 576), (33, 50), (1000, 1537), (16, 8), (1, 1), (70, 511))
@@ -25,7 +25,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor, tolerance: float = 2e-6) -> b
 def test_linear(machine: Machine, dtype: torch.dtype, n: int, k: int) -> None:
     torch.manual_seed(n)
     weight, bias, x = torch.randn(n, k).to(dtype), torch.randn(n), torch.randn(130, k)
-    packed = pack(weight)
+    packed = machine.pack(weight)
     whole = machine.linear(x, packed, bias)
     assert close(whole, (x.double() @ weight.double().T + bias).float(), 1e-5)
     for rows in (*range(1, 20), 64, 97):
@@ -38,7 +38,7 @@ def test_linear(machine: Machine, dtype: torch.dtype, n: int, k: int) -> None:
 def test_gated(machine: Machine, n: int, bias: bool) -> None:
     gate, up, x = torch.randn(n, 64), torch.randn(n, 64), torch.randn(9, 64)
     b = (torch.randn(n), torch.randn(n)) if bias else None
-    packed = pack(pair(gate, up))
+    packed = machine.pack(pair(gate, up))
     joined = None if b is None else pair(b[0][:, None], b[1][:, None])[:, 0].contiguous()
     left, right = x @ gate.T + (b[0] if b else 0), x @ up.T + (b[1] if b else 0)
     for epilogue, act in (
@@ -67,7 +67,7 @@ def test_quantized(machine: Machine, kind: Kind) -> None:
     rows = random_blocks(kind, 50, 1280)
     weight = torch.from_numpy(gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind.name]))
     x = torch.randn(110, 1280)
-    packed = pack(torch.from_numpy(rows), kind, 1280)
+    packed = machine.pack(torch.from_numpy(rows), kind, 1280)
     whole = machine.linear(x, packed)
     assert close(whole, x @ weight.T, 1e-5)
     for count in (1, 2, 3, 7, 12, 97):
@@ -76,7 +76,7 @@ def test_quantized(machine: Machine, kind: Kind) -> None:
 
 def test_outputs_are_written_and_nothing_else(machine: Machine) -> None:
     """A poisoned output: every number is overwritten, and the columns beside it stay."""
-    packed = pack(torch.randn(37, 20))
+    packed = machine.pack(torch.randn(37, 20))
     x = torch.randn(11, 20)
     room = torch.full((11, 60), float("nan"))
     library().rk_linear(
