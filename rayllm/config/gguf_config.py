@@ -57,13 +57,14 @@ def config_of(file: GgufFile) -> tuple[str, dict[str, Any]]:
         raise ModelError(file.path, f"general.architecture {name!r} is not supported; these are: {known}")
     architecture, model_type = ARCHITECTURES[name]
     config: dict[str, Any] = {"model_type": model_type, "architectures": [architecture]}
-    for key in _NEEDED:
-        if f"{name}.{key}" not in file.metadata:
-            raise ModelError(file.path, f"{name}.{key}: missing")
     for key, target in _NAMES.items():
         value = file.metadata.get(f"{name}.{key}")
         if value is not None:
-            config[target] = _uniform(value, f"{name}.{key}", file)
+            config[target] = _number(value, f"{name}.{key}", file)
+    for key in _NEEDED:
+        value = config.get(_NAMES[key])
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(file.path, f"{name}.{key}: must be a positive integer, not {value!r}")
     _from_tensors(config, file)
     _head_size(config, name, file)
     _sliding_and_scale(config, name)
@@ -71,13 +72,15 @@ def config_of(file: GgufFile) -> tuple[str, dict[str, Any]]:
     return architecture, flatten(config)
 
 
-def _uniform(value: Any, key: str, file: GgufFile) -> Any:
-    """A value for all layers, where a file may list one for each."""
-    if not isinstance(value, list):
-        return value
-    if len(set(value)) != 1:
+def _number(value: Any, key: str, file: GgufFile) -> int | float:
+    """A number for all layers, where a file may list one for each."""
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(one, int | float) for one in values):
+        raise ModelError(file.path, f"{key}: must be a number, not {value!r}")
+    if len(set(values)) != 1:
         raise ModelError(file.path, f"{key}: layers that differ, {value}, are not supported")
-    return value[0]
+    number: int | float = values[0]
+    return number
 
 
 def _from_tensors(config: dict[str, Any], file: GgufFile) -> None:
@@ -92,11 +95,15 @@ def _from_tensors(config: dict[str, Any], file: GgufFile) -> None:
 
 
 def _head_size(config: dict[str, Any], name: str, file: GgufFile) -> None:
-    config.setdefault("head_dim", config["hidden_size"] // max(1, config["num_attention_heads"]))
+    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    if not isinstance(config["head_dim"], int) or config["head_dim"] < 1:
+        raise ModelError(file.path, f"{name}.attention.key_length: must be positive, not {config['head_dim']!r}")
     value_size = file.metadata.get(f"{name}.attention.value_length", config["head_dim"])
     if value_size != config["head_dim"]:
         raise ModelError(file.path, f"{name}.attention.value_length: {value_size} differs from key_length")
     rotated = file.metadata.get(f"{name}.rope.dimension_count", config["head_dim"])
+    if not isinstance(rotated, int) or not 0 < rotated <= config["head_dim"]:
+        raise ModelError(file.path, f"{name}.rope.dimension_count: {rotated!r} is no part of a head")
     if rotated != config["head_dim"]:
         config["partial_rotary_factor"] = rotated / config["head_dim"]
 

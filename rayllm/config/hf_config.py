@@ -72,7 +72,10 @@ _LENGTH_NAMES = (
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config with its text config, if it nests one, laid over it, and omitted values filled in.
 
-    `rope_parameters` is then always there: one dict, or one for each kind of layer.
+    `rope_parameters` is then always there: one dict, or for Gemma 3 one for each kind of layer.
+
+    Raises:
+        ValueError: values of rope have a form that is not known.
     """
     flat = dict(config)
     text = flat.pop("text_config", None)
@@ -110,12 +113,18 @@ def max_model_len(config: Mapping[str, Any]) -> int | None:
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if str(config.get("model_type")).startswith("gemma3"):
-        nested = given if "full_attention" in given or "sliding_attention" in given else {"full_attention": given}
-        local = {"rope_theta": config.get("rope_local_base_freq"), **(nested.get("sliding_attention") or {})}
-        full = nested.get("full_attention") or {}
-        return {"full_attention": _uniform_rope(full, config), "sliding_attention": _uniform_rope(local, config)}
-    return _uniform_rope(given, config)
+    if not isinstance(given, Mapping):
+        raise ValueError(f"rope_parameters: must be an object, not {given!r}")
+    nested = {kind: values for kind, values in given.items() if isinstance(values, Mapping)}
+    if not str(config.get("model_type")).startswith("gemma3"):
+        if nested:
+            raise ValueError(f"rope_parameters: one for each kind of layer, {sorted(nested)}, is not supported")
+        return _uniform_rope(given, config)
+    if not nested:
+        nested = {"full_attention": given}
+    local = {"rope_theta": config.get("rope_local_base_freq"), **nested.get("sliding_attention", {})}
+    full = nested.get("full_attention", {})
+    return {"full_attention": _uniform_rope(full, config), "sliding_attention": _uniform_rope(local, config)}
 
 
 def _uniform_rope(given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,10 @@ def _read_folder(folder: Path) -> ModelFacts:
         if len(ggufs) == 1:
             return _read_gguf(read_gguf(str(ggufs[0]), arrays=False))
         raise ModelError(str(file), "missing, and the folder does not hold exactly one .gguf file either")
-    config = flatten(_read_json(file))
+    try:
+        config = flatten(_read_json(file))
+    except ValueError as e:
+        raise ModelError(str(file), str(e)) from e
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelError(str(file), "architectures: missing; it must name the model's class")

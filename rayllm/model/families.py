@@ -149,21 +149,28 @@ _ROPE_NEEDS = {
 }
 
 
+_ROPE_LISTS = ("short_factor", "long_factor", "factors")
+_ROPE_OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "factor")
+
+
 def _rope(config: _Config, values: Mapping[str, Any], head_size: int) -> RopeSpec:
     kind = values.get("rope_type", "default")
     if kind not in _ROPE_NEEDS:
         known = f"not supported; these are: {', '.join(_ROPE_NEEDS)}"
         raise config.error("rope_parameters", f"rope_type {kind!r} is {known}")
-    for name in _ROPE_NEEDS[kind]:
-        if values.get(name) is None:
-            raise config.error("rope_parameters", f"rope_type {kind!r} needs {name}")
     size = int(head_size * (values.get("partial_rotary_factor") or 1.0))
     if size < 2 or size % 2:
         raise config.error("rope_parameters", f"rotates {size} entries of a head, which must be even")
-    for name in ("short_factor", "long_factor", "factors"):
-        if name in _ROPE_NEEDS[kind] and len(values[name]) != size // 2:
-            raise config.error("rope_parameters", f"{name} has {len(values[name])} values instead of {size // 2}")
-    own = {name: value for name, value in values.items() if name not in ("rope_type", "rope_theta", "type")}
+    for name in (*_ROPE_NEEDS[kind], "rope_theta", *_ROPE_OPTIONAL):
+        value = values.get(name)
+        if value is None and name in _ROPE_NEEDS[kind]:
+            raise config.error("rope_parameters", f"rope_type {kind!r} needs {name}")
+        numbers = value if name in _ROPE_LISTS and isinstance(value, list) else [value]
+        if value is not None and not all(isinstance(one, int | float) and one > 0 for one in numbers):
+            raise config.error("rope_parameters", f"{name}: must be positive, not {value!r}")
+        if name in _ROPE_LISTS and len(numbers) != size // 2:
+            raise config.error("rope_parameters", f"{name} has {len(numbers)} values instead of {size // 2}")
+    own = {name: value for name, value in values.items() if name not in ("rope_type", "rope_theta")}
     theta, trained = values.get("rope_theta", 10000.0), config.size("max_position_embeddings")
     return RopeSpec(theta=float(theta), size=size, kind=kind, values=own, trained_positions=trained)
 

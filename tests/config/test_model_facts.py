@@ -141,6 +141,8 @@ def test_generation_defaults(folder: Write) -> None:
         (None, {"bos_token_id": -1}, "config.json", "bos_token_id"),
         (None, {"torch_dtype": "int8"}, "config.json", "int8"),
         (None, {"max_position_embeddings": 0}, "config.json", "context length"),
+        (None, {"rope_scaling": "much"}, "config.json", "rope_parameters"),
+        (None, {"rope_parameters": {"full_attention": {}}}, "config.json", "full_attention"),
         ({"eos_token_id": [2, 4000]}, {}, "generation_config.json", "4000"),
         ({"temperature": "hot"}, {}, "generation_config.json", "temperature"),
         ({"top_p": 0}, {}, "generation_config.json", "top_p"),

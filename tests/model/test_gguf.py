@@ -185,6 +185,11 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         lambda d: replaced(d, after(d, b"blk.1.ffn_up.weight") + 4 + 16 + 4, struct.pack("<Q", 1 << 50)),
         "beyond the end",
     ),
+    "text for a number": (
+        lambda d: replaced(d, after(d, b"llama.block_count"), struct.pack("<IQ", 8, 1) + b"x"),
+        "damaged|must be",
+    ),
+    "no heads": (lambda d: replaced(d, after(d, b"attention.head_count") + 4, bytes(4)), "head_count"),
     "missing tensor": (lambda d: d.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_ux.weight"), "blk.1.ffn_u"),
 }
 

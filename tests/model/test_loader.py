@@ -207,6 +207,12 @@ def test_no_weights(folder: Path) -> None:
         ({"hidden_size": "48"}, ["hidden_size", "'48'"]),
         ({"rope_parameters": {"rope_type": "spiral"}}, ["rope_parameters", "spiral"]),
         ({"rope_parameters": {"rope_type": "linear"}}, ["rope_parameters", "factor"]),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "two"}}, ["factor", "'two'"]),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 0}}, ["rope_theta"]),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            ["short_factor has 1 values instead of 4"],
+        ),
         ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
