@@ -7,6 +7,7 @@ number; the fields they use are written by the method of the same name below, an
 from ctypes import c_int64, c_void_p
 from enum import IntEnum
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,7 +156,8 @@ def cache_bytes(block_size: int, kv_heads: int, head_size: int, dtype: torch.dty
 
 
 def _zeros(numbers: int, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(numbers, dtype=dtype)
+    # numpy leaves the zeroing to the system, page by page as they are used; torch would write all of it now.
+    return torch.from_numpy(np.zeros(numbers * dtype.itemsize, np.uint8)).view(dtype)
 
 
 def fits(block_size: int) -> bool:

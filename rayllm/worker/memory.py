@@ -1,6 +1,12 @@
-"""How much memory this process may still take: what the machine has free, or what its control group leaves."""
+"""Host memory: how much this process may still take, and taking it before it is needed."""
 
+import ctypes
+import os
+import threading
+from collections.abc import Iterable
 from pathlib import Path
+
+import torch
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -24,3 +30,32 @@ def _number(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
+
+
+POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE of Linux 5.14: make pages present, keep their content."""
+CHUNK_BYTES = 8 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def populate(tensors: Iterable[torch.Tensor]) -> threading.Thread:
+    """Make the pages of host tensors present, on a background thread that runs when the CPU has nothing else to do.
+
+    Else they would be made one by one in the middle of requests, and the process would seem to grow as it serves.
+    Where the system cannot do it, nothing happens.
+    """
+    regions = [(tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in tensors]
+    thread = threading.Thread(target=_populate, args=(regions,), name="rllm-populate", daemon=True)
+    thread.start()
+    return thread
+
+
+def _populate(regions: list[tuple[int, int]]) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for address, size in regions:
+        begin, end = -(-address // PAGE) * PAGE, (address + size) // PAGE * PAGE
+        for at in range(begin, end, CHUNK_BYTES):
+            if madvise(at, min(CHUNK_BYTES, end - at), POPULATE_WRITE):
+                return

@@ -1,6 +1,7 @@
 """One rank: the model, its KV cache, the state of the batch, and the step that brings them together."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -11,10 +12,11 @@ from rayllm.model.compiled import CompiledDecoder
 from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model
 from rayllm.worker.batch import Batch, StepInputs
-from rayllm.worker.memory import available_memory
+from rayllm.worker.memory import available_memory, populate
 from rayllm.worker.processors import load_processors
 from rayllm.worker.sampler import Sampler, prompt_logprobs
 from rayllm_kernels.native.library import library
+from rayllm_kernels.native.program import LayerCache
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SLICE = 128
@@ -41,7 +43,7 @@ class Worker:
             vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
         )  # fmt: skip
         self._sampler = Sampler(self._processors)
-        self._caches: object = None
+        self._caches: list[Any] = []
 
     def kv_bytes_per_block(self) -> int:
         """Bytes of one block over all layers."""
@@ -55,6 +57,8 @@ class Worker:
     def allocate(self, num_blocks: int) -> None:
         """Allocate the cache for `num_blocks` blocks."""
         self._caches = self._model.new_caches(num_blocks, self._config.block_size)
+        if self._device.type == "cpu":
+            populate(tensor for cache in self._caches for tensor in parts_of(cache))
 
     def logits_processor_names(self) -> frozenset[str]:
         """Names of the loaded logits processors."""
@@ -93,7 +97,7 @@ class Worker:
         return out
 
 
-MAX_DEFAULT_KV_BYTES = 4 << 30
+MAX_DEFAULT_KV_BYTES = 2 << 30
 """The most that is taken for KV where the user says nothing: host memory serves other programs too."""
 
 
@@ -107,8 +111,15 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
         config.model, DTYPES[config.dtype], device, load_format=config.load_format, max_model_len=config.max_model_len
     )
     if device.type == "cpu" and config.attention_backend != "torch" and library() is not None:
+        # The kernels have threads of their own; torch, which does the rest, must not keep others spinning.
+        torch.set_num_threads(1)
         return CompiledDecoder(decoder, thread_count(config), config.max_num_batched_tokens)
     return decoder
+
+
+def parts_of(cache: torch.Tensor | LayerCache) -> tuple[torch.Tensor, ...]:
+    """The tensors of one layer's cache."""
+    return cache.parts() if isinstance(cache, LayerCache) else (cache,)
 
 
 def thread_count(config: EngineConfig) -> int:

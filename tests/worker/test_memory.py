@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rayllm.worker.memory import available_memory, populate
+
+
+def test_the_smaller_of_machine_and_control_group_counts(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 100 kB\nMemAvailable: 40 kB\n")
+    assert available_memory(meminfo, tmp_path) == 40 * 1024
+    (tmp_path / "memory.max").write_text("30000\n")
+    (tmp_path / "memory.current").write_text("10000\n")
+    assert available_memory(meminfo, tmp_path) == 20000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(meminfo, tmp_path) == 40 * 1024
+
+
+def test_populate_keeps_content_and_takes_the_memory() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    tensor = torch.from_numpy(np.zeros(48 << 20, np.uint8))
+    tensor[12345] = 7
+    before = resident()
+    populate([tensor]).join(timeout=60)
+    assert resident() - before > 30 << 20
+    assert tensor[12345] == 7
+    assert int(tensor.sum()) == 7
