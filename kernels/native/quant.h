@@ -80,20 +80,46 @@ typedef int8_t v8s __attribute__((vector_size(8)));
 typedef int8_t v4s __attribute__((vector_size(4)));
 typedef uint8_t v4b __attribute__((vector_size(4)));
 
+// Eight bytes to floats. GCC takes the portable form apart, byte by byte.
+static inline v8f unsigned_floats(const uint8_t* at) {
+#if defined(__AVX2__)
+    return (v8f)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at)));
+#else
+    return __builtin_convertvector(__builtin_convertvector(load<v8b>(at), v8i), v8f);
+#endif
+}
+static inline v8f signed_floats(const uint8_t* at) {
+#if defined(__AVX2__)
+    return (v8f)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)));
+#else
+    return __builtin_convertvector(__builtin_convertvector(load<v8s>(at), v8i), v8f);
+#endif
+}
+static inline v8i bytes_to_ints(const uint8_t* at) {
+#if defined(__AVX2__)
+    return (v8i)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at));
+#else
+    return __builtin_convertvector(load<v8b>(at), v8i);
+#endif
+}
+static inline v8f int_floats(v8i v) {
+#if defined(__AVX2__)
+    return (v8f)_mm256_cvtepi32_ps((__m256i)v);
+#else
+    return __builtin_convertvector(v, v8f);
+#endif
+}
+
 // Quantized values of 16 columns as floats, in two halves of eight.
 static inline void nibbles(const uint8_t* row, v8f& a, v8f& b) {
-    v8i bytes = __builtin_convertvector(load<v8b>(row), v8i);
-    a = __builtin_convertvector(bytes & 15, v8f);
-    b = __builtin_convertvector(bytes >> 4, v8f);
+    v8i bytes = bytes_to_ints(row);
+    a = int_floats(bytes & 15);
+    b = int_floats(bytes >> 4);
 }
 static inline void halves(const uint8_t* at, v8f out[2]) {
     float value[16];
-    for (int i = 0; i < 16; i++) value[i] = from_f16(load<uint16_t>(at + i * 2));
+    for (int i = 0; i < NV; i++) store(value + i * VW, widen_f16((const uint16_t*)at + i * VW));
     memcpy(out, value, 64);
-}
-template <class B> static inline void small(const uint8_t* at, v8f out[2]) {
-    out[0] = __builtin_convertvector(load<B>(at), v8f);
-    out[1] = __builtin_convertvector(load<B>(at + 8), v8f);
 }
 
 // Widen the block at `in` to float rows of 16.
@@ -104,7 +130,8 @@ static void widen_block(int kind, const uint8_t* in, float* out) {
         case Q8_0:
             for (int k = 0; k < 32; k++) {
                 v8f q[2];
-                small<v8s>(in + 32 + k * 16, q);
+                q[0] = signed_floats(in + 32 + k * 16);
+                q[1] = signed_floats(in + 32 + k * 16 + 8);
                 for (int h = 0; h < 2; h++) store(out + k * 16 + h * 8, q[h] * d[h]);
             }
             break;
@@ -132,11 +159,9 @@ static void widen_block(int kind, const uint8_t* in, float* out) {
             for (int g = 0; g < 8; g++) {
                 const uint8_t* at = in + 64 + g * (32 + 256);
                 v8f s[2], t[2];
-                small<v8b>(at, s);
-                small<v8b>(at + 16, t);
                 for (int h = 0; h < 2; h++) {
-                    s[h] *= d[h];
-                    t[h] *= least[h];
+                    s[h] = d[h] * unsigned_floats(at + h * 8);
+                    t[h] = least[h] * unsigned_floats(at + 16 + h * 8);
                 }
                 for (int k = 0; k < 32; k++) {
                     v8f a, b;
@@ -151,20 +176,15 @@ static void widen_block(int kind, const uint8_t* in, float* out) {
         default:  // Q6_K
             for (int g = 0; g < 16; g++) {
                 const uint8_t* at = in + 32 + g * (16 + 128 + 64);
-                v8f s[2];
-                small<v8s>(at, s);
-                for (int h = 0; h < 2; h++) s[h] *= d[h];
+                v8f s[2] = {d[0] * signed_floats(at), d[1] * signed_floats(at + 8)};
                 for (int k = 0; k < 16; k++) {
-                    v8f a, b;
-                    nibbles(at + 16 + k * 8, a, b);
-                    uint8_t two[16];
+                    v8i low = bytes_to_ints(at + 16 + k * 8);
+                    // Byte c & 3 of the word holds column c's bits, at twice c / 4.
                     const uint8_t* high = at + 16 + 128 + k * 4;
-                    for (int c = 0; c < 16; c++) two[c] = (high[c & 3] >> ((c >> 2) * 2)) & 3;
-                    v8f hi[2];
-                    small<v8b>(two, hi);
+                    v8i two = v8i{high[0], high[1], high[2], high[3], high[0] >> 2, high[1] >> 2, high[2] >> 2, high[3] >> 2};
                     float* to = out + (g * 16 + k) * 16;
-                    store(to, (a + hi[0] * 16.0f - 32.0f) * s[0]);
-                    store(to + 8, (b + hi[1] * 16.0f - 32.0f) * s[1]);
+                    store(to, int_floats(((low & 15) | (two & 3) << 4) - 32) * s[0]);
+                    store(to + 8, int_floats((low >> 4 | (two & 48)) - 32) * s[1]);
                 }
             }
     }
