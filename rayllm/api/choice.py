@@ -99,7 +99,7 @@ class Choice:
             self.cached_tokens = output.cached_tokens
         piece = Piece(prompt_logprobs=output.prompt_logprobs)
         ends = output.finish_reason == "stop" and output.stop_token_id is not None
-        hide_last = ends and not self._sampling.include_stop_str_in_output
+        hide_last = ends and bool(output.token_ids) and not self._sampling.include_stop_str_in_output
         used = self._add_text(piece, output.token_ids, hide_last)
         self.completion_tokens += used
         piece.token_ids = output.token_ids[:used]

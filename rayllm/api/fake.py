@@ -61,17 +61,20 @@ class FakeStream:
         if last:
             reason = "length" if cut else script.finish_reason
         wanted = sampling.prompt_logprobs is not None and first
-        prompt = [None, *(_logprobs(i, sampling.prompt_logprobs or 0) for i in self.add.prompt_token_ids[1:])]
         return RequestOutput(
             request_id=0,
             token_ids=ids,
             finish_reason=reason,
             stop_token_id=script.stop_token_id if reason == "stop" else None,
             logprobs=None if sampling.logprobs is None else [_logprobs(i, sampling.logprobs) for i in ids],
-            prompt_logprobs=prompt if wanted else None,
+            prompt_logprobs=_of_prompt(self.add) if wanted else None,
             cached_tokens=0 if first else None,
             error="the script says so" if reason == "error" else None,
         )
+
+
+def _of_prompt(add: Add) -> list[TokenLogprobs | None]:
+    return [None, *(_logprobs(i, add.sampling.prompt_logprobs or 0) for i in add.prompt_token_ids[1:])]
 
 
 def _logprobs(token_id: int, alternatives: int) -> TokenLogprobs:

@@ -13,7 +13,7 @@ from rayllm.api.sampling import Sampling, cache_salt
 from rayllm.api.service import Service
 from rayllm.api.wire import SamplingFields, Wire
 from rayllm.config.serve import FrontendSettings
-from rayllm.errors import ModelNotFound, RequestError
+from rayllm.errors import ConfigError, ModelNotFound, RequestError
 from rayllm.messages.engine import Add
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import Limits
@@ -36,6 +36,11 @@ class Front:
     """The service as the endpoints use it."""
 
     def __init__(self, service: Service, settings: FrontendSettings, renderer: Renderer) -> None:
+        """Check that the defaults of requests are in range.
+
+        Raises:
+            ConfigError: one is not.
+        """
         self.service, self.settings, self.renderer = service, settings, renderer
         self.limits = Limits(
             vocab_size=settings.vocab_size,
@@ -43,8 +48,18 @@ class Front:
             max_logprobs=settings.max_logprobs,
         )
         self.sampling = Sampling(settings, self.limits, renderer)
+        self._check_defaults()
         self.created = int(time.time())
         """When the models came up, in Unix seconds."""
+
+    def _check_defaults(self) -> None:
+        """Refuse defaults that every request would then be refused for."""
+        defaults = self.settings.generation_defaults
+        try:
+            self.sampling.params(SamplingFields(), None, defaults.get("max_tokens"))
+        except RequestError as e:
+            cure = "set a sound value in --override-generation-config"
+            raise ConfigError("--generation-config", f"a default is out of range: {e.message}", cure) from None
 
     def check_model(self, request: Wire) -> str:
         """The name by which the answer calls the model.

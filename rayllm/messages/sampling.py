@@ -1,5 +1,7 @@
 """How the tokens of one request are chosen."""
 
+from typing import Any
+
 import msgspec
 
 GREEDY_EPSILON = 1e-5
@@ -49,7 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The same for prompt tokens."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    extra_args: dict[str, msgspec.Raw | str | int | float | bool | list | dict | None] | None = None
+    extra_args: dict[str, msgspec.Raw | str | int | float | bool | list[Any] | dict[str, Any] | None] | None = None
     """Arguments for logits processors, by name."""
 
     @property

@@ -3,6 +3,7 @@
 import pytest
 
 from rayllm.api.fake import Script
+from rayllm.errors import ConfigError
 
 from ..render.samples import byte_level, sentencepiece
 from .conftest import MAX_LEN, events, finish, joined, ok, refused
@@ -256,6 +257,11 @@ class TestFields:
         assert (second.temperature, second.top_k, second.max_tokens, second.repetition_penalty) == (0, 0, 2, 1)
         ok(await api.complete())
         assert api.service.adds[2].sampling.max_tokens == 9
+
+    @pytest.mark.parametrize("defaults", [{"temperature": 9}, {"top_p": 0}, {"max_tokens": -1}, {"stop": ""}])
+    async def test_defaults_out_of_range_end_the_start(self, make_api, defaults):
+        with pytest.raises(ConfigError, match=next(iter(defaults))):
+            make_api(generation_defaults=defaults)
 
     async def test_token_ids_in_the_answer(self, api):
         api.scripts(Script([[70], [71]]))
