@@ -1,6 +1,7 @@
 """The HTTP app. The same app serves under `rayllm serve` and inside a Serve ingress deployment."""
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -13,6 +14,7 @@ from rayllm import __version__
 from rayllm.api.call import Call, Endpoint
 from rayllm.api.chat import Chat
 from rayllm.api.completions import Completions
+from rayllm.api.describe import openapi_document
 from rayllm.api.errors import reply_to_status
 from rayllm.api.front import Front
 from rayllm.api.info import Info
@@ -25,13 +27,19 @@ from rayllm.render.renderer import Renderer
 Handler = Callable[[Call], Awaitable[None]]
 
 
+class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """The description of our routes, which FastAPI cannot derive: they read requests themselves."""
+        return openapi_document()
+
+
 def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) -> FastAPI:
     """The app that answers requests with `service`.
 
     `renderer` turns the engine's tokens into text in this process; prompts are rendered by `service`.
     """
     front = Front(service, settings, renderer)
-    app = FastAPI(title="rayllm", version=__version__)
+    app = _App(title="rayllm", version=__version__)
     for method, path, handler in _routes(front):
         endpoint = Endpoint(handler, settings.request_id_headers)
         app.router.routes.append(Route(path, endpoint, methods=[method]))

@@ -231,6 +231,16 @@ async def test_root_path(make_api):
         assert (await api.request("GET", path, headers=headers)).status_code == 200
 
 
+async def test_the_api_is_described(api):
+    document = ok(await api.request("GET", "/openapi.json"))
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    served = {(method, route.path.replace(":path", "")) for route in api.app.routes for method in route.methods}
+    aside = {path for _, path in served if path.startswith(("/docs", "/redoc", "/openapi"))}
+    assert described == {(m, p) for m, p in served if m != "HEAD" and p not in aside} - {("POST", "/ping")}
+    assert "temperature" in document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert (await api.request("GET", "/docs")).status_code == 200
+
+
 async def test_every_event_is_strict_utf8_json(api):
     api.scripts(Script([[i] for i in api.ids('龜🫠é\u2028\u0000"\\')]))
     reply = await api.chat(stream=True)

@@ -1,0 +1,47 @@
+"""The OpenAPI document of the app, for `/docs` and generators of clients."""
+
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from rayllm import __version__
+from rayllm.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+
+_BODIES = {
+    "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
+    "/v1/completions": (CompletionRequest, "Go on with a text"),
+    "/tokenize": (TokenizeRequest, "Token ids of a text or a conversation"),
+    "/detokenize": (DetokenizeRequest, "The text of token ids"),
+}
+_GETS = {
+    "/v1/models": "The models that are served",
+    "/v1/models/{model}": "One of them",
+    "/health": "Whether requests can be served",
+    "/ping": "Whether requests can be served",
+    "/version": "The version of this software",
+    "/load": "Requests that run or wait",
+    "/metrics": "Metrics in Prometheus' text format",
+}
+_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def openapi_document() -> dict[str, Any]:
+    """The document. Requests are described by their schemas, answers by the API that they follow."""
+    kinds: list[type[BaseModel]] = [kind for kind, _ in _BODIES.values()]
+    _, schemas = models_json_schema(
+        [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
+    )
+    paths: dict[str, Any] = {path: {"get": _operation(summary)} for path, summary in _GETS.items()}
+    paths["/v1/models/{model}"]["get"]["parameters"] = [_MODEL]
+    for path, (kind, summary) in _BODIES.items():
+        schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+        body = {"required": True, "content": {"application/json": {"schema": schema}}}
+        paths[path] = {"post": {**_operation(summary), "requestBody": body}}
+    info = {"title": "rayllm", "version": __version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas["$defs"]}}
+
+
+def _operation(summary: str) -> dict[str, Any]:
+    error = {"description": "Refused: an object `error` with message, type, param and code"}
+    return {"summary": summary, "responses": {"200": {"description": "OK"}, "default": error}}
