@@ -8,7 +8,7 @@ from pydantic.json_schema import models_json_schema
 from rayllm import __version__
 from rayllm.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
-_BODIES = {
+_BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
     "/v1/completions": (CompletionRequest, "Go on with a text"),
     "/tokenize": (TokenizeRequest, "Token ids of a text or a conversation"),
@@ -28,7 +28,7 @@ _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "s
 
 def openapi_document() -> dict[str, Any]:
     """The document. Requests are described by their schemas, answers by the API that they follow."""
-    kinds: list[type[BaseModel]] = [kind for kind, _ in _BODIES.values()]
+    kinds = [kind for kind, _ in _BODIES.values()]
     _, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
     )

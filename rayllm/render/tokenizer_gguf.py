@@ -52,7 +52,10 @@ _SPLITS: dict[str, str | None] = {
 
 
 def load_gguf_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer of a GGUF file, with ids equal to those that Hugging Face's conversion gives.
+    """The tokenizer of a GGUF file.
+
+    Its ids are those that Hugging Face's conversion of the file gives, but for two things which that leaves out and
+    models were trained with: Qwen's normalization to NFC, and files that say no space is put before a text.
 
     Raises:
         ModelError: the file is damaged, or its kind of tokenizer is not supported.
