@@ -35,11 +35,10 @@ def run(plan: ApiProcess, listener: socket.socket) -> None:
 
 async def _serve(plan: ApiProcess, listener: socket.socket) -> int:
     import ray
-    from ray import serve
 
     from rayllm.serving.application import Runtime, build_frontend
     from rayllm.serving.http_server import HttpServer
-    from rayllm.serving.launch import APP, RENDERER_APP, ROUTER_APP, catch_signals, end_http
+    from rayllm.serving.launch import attach, catch_signals, end_http
 
     stop = asyncio.Event()
     catch_signals(stop)
@@ -51,11 +50,7 @@ async def _serve(plan: ApiProcess, listener: socket.socket) -> int:
     await asyncio.to_thread(ray.init, address=plan.address, logging_level=logging.ERROR, log_to_driver=False)
     catch_signals(stop)
     app, service = build_frontend(plan.settings.frontend, f"http-{os.getpid()}-{plan.number}", runtime.limits)
-    service.attach(
-        serve.get_deployment_handle("engine", APP, _check_exists=False),
-        serve.get_deployment_handle("router", ROUTER_APP, _check_exists=False),
-        serve.get_deployment_handle("renderer", RENDERER_APP, _check_exists=False),
-    )
+    attach(service, plan.settings, log_stats=False)
     await service.wait_healthy()
     http = HttpServer(app, plan.settings.http, listener)
     http.start()

@@ -18,7 +18,7 @@ import uvloop
 
 from rayllm.config.environment import Environment
 from rayllm.config.resolve import Resolved
-from rayllm.config.serve import HttpSettings
+from rayllm.config.serve import HttpSettings, ServeSettings
 from rayllm.errors import RayLLMError
 from rayllm.serving.http_server import HttpServer, bind, url_of
 from rayllm.serving.ray_cluster import Cluster
@@ -70,6 +70,19 @@ async def end_http(http: HttpServer, service: "ServiceImpl", settings: HttpSetti
     await service.close()
 
 
+def attach(service: "ServiceImpl", settings: ServeSettings, log_stats: bool) -> None:
+    """Connect the service of an HTTP process to the deployments, which may not be up yet."""
+    from ray import serve
+
+    service.attach(
+        serve.get_deployment_handle("engine", APP, _check_exists=False),
+        # One engine leaves a router nothing to choose, and then there is none.
+        serve.get_deployment_handle("router", ROUTER_APP, _check_exists=False) if settings.engines > 1 else None,
+        serve.get_deployment_handle("renderer", RENDERER_APP, _check_exists=False),
+        log_stats,
+    )
+
+
 class _Launch:
     """One run of `rayllm serve`."""
 
@@ -91,11 +104,14 @@ class _Launch:
         try:
             return await self._start_and_serve(stop)
         finally:
-            self._listener.close()
-            self._cluster.abandon()
-            if self._settings.http.uds is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(self._settings.http.uds)
+            self._remove_files()
+
+    def _remove_files(self) -> None:
+        self._listener.close()
+        self._cluster.remove_files()
+        if self._settings.http.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._settings.http.uds)
 
     async def _start_and_serve(self, stop: asyncio.Event) -> int:
         loop = asyncio.get_running_loop()
@@ -112,9 +128,9 @@ class _Launch:
         try:
             serving = asyncio.create_task(self._serve(deployed, service, runtime, stop))
             await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
-            if not deployed.done():
+            if not deployed.done() and self._cluster.private:
                 # Ray is half started and cannot be asked to stop; its processes end with this one.
-                self._cluster.abandon()
+                self._remove_files()
                 sys.stderr.flush()
                 os._exit(INTERRUPTED)
             if serving.done():
@@ -146,11 +162,11 @@ class _Launch:
         await deployed
         catch_signals(stop)
         engines = serve.get_deployment_handle("engine", APP, _check_exists=False)
-        router = serve.get_deployment_handle("router", ROUTER_APP, _check_exists=False)
-        renderer = serve.get_deployment_handle("renderer", RENDERER_APP, _check_exists=False)
-        service.attach(engines, router, renderer, self._settings.log_stats)
+        attach(service, self._settings, self._settings.log_stats)
         await self._healthy(service)
-        helpers = [(ROUTER_APP, router_app(engines, runtime)), (RENDERER_APP, renderer_app(self._resolved, runtime))]
+        helpers = [(RENDERER_APP, renderer_app(self._resolved, runtime))]
+        if self._settings.engines > 1:
+            helpers.append((ROUTER_APP, router_app(engines, runtime)))
         address = await asyncio.wrap_future(self._cluster.submit(lambda: self._cluster.address))
         self._start_api_servers(address)
         self._announce()

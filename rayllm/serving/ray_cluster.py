@@ -5,10 +5,10 @@ thread that started them ends, which is what cleans up after a server that was k
 """
 
 import logging
-import os
 import re
 import secrets
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable, MutableMapping, Sequence
@@ -23,6 +23,7 @@ OBJECT_STORE_BYTES = 128 * 2**20
 """Next to nothing goes through the object store of a private Ray."""
 ERROR_LINE = re.compile(r"^(?:\S+\.)?rayllm\.errors\.\w+: (.*)$", re.MULTILINE)
 POLL_S = 0.3
+JOIN_S = 5.0
 
 
 class DeployFailed(RayLLMError):
@@ -73,6 +74,7 @@ class Cluster:
                 _temp_dir=self._folder,
             )
         else:
+            _check_reachable(str(self._address))
             try:
                 ray.init(address=self._address, logging_level=logging.ERROR, log_to_driver=True)
             except (ConnectionError, RuntimeError, ValueError) as error:
@@ -120,8 +122,6 @@ class Cluster:
         if self._started:
             self._thread.submit(self._stop).result()
         self._thread.shutdown(wait=False)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _stop(self) -> None:
         import ray
@@ -132,10 +132,25 @@ class Cluster:
                 serve.delete(name)
         ray.shutdown()
 
-    def abandon(self) -> None:
-        """Remove files only: for a start that is cut short, whose processes end with this one."""
+    def remove_files(self) -> None:
+        """Remove what a private Ray wrote. Idempotent."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself keeps trying an address for minutes.
+
+    Raises:
+        ConfigError: nothing listens there.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # `auto` and the like
+    try:
+        socket.create_connection((host, int(port)), timeout=JOIN_S).close()
+    except OSError as error:
+        raise ConfigError("--ray-address", f"no Ray cluster answers at {address}: {error}") from None
 
 
 def _private_variables(folder: str) -> dict[str, str]:
@@ -148,8 +163,9 @@ def _private_variables(folder: str) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "TMPDIR": folder,
-        "RAY_ADDRESS": "",
-    } | ({} if os.environ.get("RAY_LOG_TO_DRIVER_EVENT_LEVEL") else {"RAY_LOG_TO_DRIVER_EVENT_LEVEL": "FATAL"})
+        # Ray runs its workers at a low priority by default; the engine is the one that has work to do.
+        "RAY_worker_niceness": "0",
+    }
 
 
 def _start_error(message: str) -> RayLLMError:

@@ -78,6 +78,7 @@ def test_automatic_length_is_what_fits():
     [
         (["--max-model-len", "4k"], "--max-model-len"),
         (["--max-model-len", "auto", "--kv-cache-memory-bytes", "10"], "--max-model-len"),
+        (["--num-gpu-blocks-override", "4"], "--num-gpu-blocks-override"),
         (["--load-format", "gguf"], "--load-format"),
         (["--logits-processors", "Nothing"], "--logits-processors"),
     ],
