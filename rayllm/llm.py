@@ -4,13 +4,14 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from rayllm.api.choice import ChoiceText, Piece
 from rayllm.config.files import read_files
 from rayllm.config.hardware import probe_hardware
 from rayllm.config.model_facts import read_model_facts
@@ -18,14 +19,12 @@ from rayllm.config.parser import parse_mapping
 from rayllm.config.registry import registry
 from rayllm.config.resolve import resolve
 from rayllm.engine.engine import Engine, Outputs
-from rayllm.errors import EngineDead
+from rayllm.errors import EngineDead, GenerationFailed
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import EngineStats, FinishReason, Load, RequestOutput, TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import Limits, check_sampling, output_room
-from rayllm.render.detokenize import Detokenizer
 from rayllm.render.renderer import Renderer
-from rayllm.render.stops import StopStrings
 from rayllm.render.tokenizer import Tokenizer
 
 CLIENT = 0
@@ -95,6 +94,7 @@ class LLM:
 
         Raises:
             RequestError: a prompt or a parameter cannot be served; nothing was run.
+            GenerationFailed: the engine could not go on with one, such as by a fault in a logits processor.
             EngineDead: the engine failed.
         """
         many = _as_list(prompts)
@@ -114,6 +114,7 @@ class LLM:
 
         Raises:
             RequestError: a conversation or a parameter cannot be served; nothing was run.
+            GenerationFailed: the engine could not go on with one.
             EngineDead: the engine failed.
         """
         many = [messages] if messages and isinstance(messages[0], Mapping) else messages
@@ -161,15 +162,15 @@ class LLM:
             for choice in every:
                 self._engine.add(CLIENT, choice.add)
             with self._changed:
-                self._changed.wait_for(lambda: all(choice.finish_reason for choice in every))
+                self._changed.wait_for(lambda: all(choice.done for choice in every))
         finally:
             for choice in every:
-                if self._open.pop(choice.add.request_id, None) and choice.finish_reason is None:
+                if self._open.pop(choice.add.request_id, None) and not choice.done:
                     self._engine.abort(CLIENT, choice.add.request_id)
         if reason := self._engine.dead:
             raise EngineDead(reason)
         return [
-            Result(prompt, [choice.completion() for choice in group], group[0].prompt_logprobs, group[0].cached_tokens)
+            Result(prompt, [c.completion() for c in group], group[0].whole.prompt_logprobs, group[0].cached_tokens)
             for prompt, group in zip(prompts, groups, strict=True)
         ]
 
@@ -188,65 +189,59 @@ class LLM:
             )
             for index in range(sampling.n)
         )  # fmt: skip
-        return [_Choice(add, self.tokenizer) for add in adds]
+        return [_Choice(add, self.tokenizer, self._abort) for add in adds]
 
     def _deliver(self, outputs: Outputs, load: Load) -> None:
         with self._changed:
             for output in outputs.get(CLIENT, ()):
                 choice = self._open.get(output.request_id)
-                if choice is not None and choice.take(output):
-                    self._engine.abort(CLIENT, output.request_id, "stop")
+                if choice is not None:
+                    choice.take(output)
             self._changed.notify_all()
+
+    def _abort(self, request_id: int, reason: str) -> None:
+        self._engine.abort(CLIENT, request_id, reason)
 
 
 class _Choice:
     """One choice while it is generated."""
 
-    def __init__(self, add: Add, tokenizer: Tokenizer) -> None:
+    def __init__(self, add: Add, tokenizer: Tokenizer, abort: Callable[[int, str], None]) -> None:
         self.add = add
-        self._sampling = add.sampling
-        self._detokenizer = Detokenizer(tokenizer, add.sampling.skip_special_tokens)
-        self._stops = StopStrings(add.sampling.stop, add.sampling.include_stop_str_in_output)
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self.finish_reason: FinishReason | None = None
-        self._stop_reason: str | int | None = None
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
-        self.cached_tokens = 0
+        self._text = ChoiceText(lambda reason: abort(add.request_id, reason), add.sampling, tokenizer)
+        self.whole = Piece()
+        self.error: GenerationFailed | None = None
 
-    def take(self, output: RequestOutput) -> bool:
-        """Take in what a step produced. True if a stop string has just ended the choice."""
-        if self.finish_reason is not None:
-            return False
-        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
-        self.cached_tokens = output.cached_tokens or self.cached_tokens
-        hidden = output.stop_token_id is not None and not self._sampling.include_stop_str_in_output
-        for i, token in enumerate(output.token_ids):
-            self._token_ids.append(token)
-            if output.logprobs is not None:
-                self._logprobs.append(output.logprobs[i])
-            if hidden and i == len(output.token_ids) - 1:
-                break
-            text = self._detokenizer.feed([token])
-            self._text.append(self._stops.feed(text, search=len(self._token_ids) > self._sampling.min_tokens))
-            if self._stops.matched is not None:
-                self.finish_reason, self._stop_reason = "stop", self._stops.matched
-                return output.finish_reason is None
-        if output.finish_reason is not None:
-            self._text.append(self._stops.feed(self._detokenizer.finish()) + self._stops.finish())
-            self.finish_reason = output.finish_reason
-            if output.stop_token_id in self._sampling.stop_token_ids:
-                self._stop_reason = output.stop_token_id
-        return False
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.whole.finish_reason is not None or self.error is not None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache held."""
+        return self._text.cached_tokens
+
+    def take(self, output: RequestOutput) -> None:
+        """Take in what a step produced."""
+        if not self.done:
+            try:
+                self.whole.extend(self._text.take(output))
+            except GenerationFailed as error:
+                self.error = error
 
     def completion(self) -> Completion:
-        """The finished choice."""
-        assert self.finish_reason is not None
-        logprobs = self._logprobs if self._sampling.logprobs is not None else None
-        return Completion(
-            self.add.choice_index, "".join(self._text), self._token_ids, self.finish_reason, self._stop_reason, logprobs
-        )
+        """The finished choice.
+
+        Raises:
+            GenerationFailed: the engine could not go on with it.
+        """
+        if self.error is not None:
+            raise self.error
+        whole = self.whole
+        logprobs = cast(list[TokenLogprobs], whole.logprobs) if self.add.sampling.logprobs is not None else None
+        reason = cast(FinishReason, whole.finish_reason)
+        return Completion(self.add.choice_index, whole.text, whole.token_ids, reason, whole.stop_reason, logprobs)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -1,6 +1,6 @@
 """One choice of a request on its way to a client: the engine's outputs in, pieces of text out."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from rayllm.api.service import Stream
@@ -50,18 +50,22 @@ class Piece:
         self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
 
 
-class Choice:
-    """Turns the outputs of one stream into pieces, applies stop strings, and counts.
+class ChoiceText:
+    """Turns the outputs of one choice into pieces, applies stop strings, and counts.
 
     Tokens that only end a text (end tokens, stop tokens, a stop string's) count as output and are in `token_ids` and
     `logprobs`, but their text is not shown, unless `include_stop_str_in_output` asks for it.
     """
 
     def __init__(
-        self, index: int, stream: Stream, sampling: SamplingParams, tokenizer: Tokenizer, echo: Echo | None = None
+        self,
+        abort: Callable[[str], None],
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        echo: Echo | None = None,
     ) -> None:
-        self.index = index
-        self._stream, self._sampling = stream, sampling
+        """`abort` stops the engine's work on it, given the reason."""
+        self._abort, self._sampling = abort, sampling
         self._detokenizer = Detokenizer(tokenizer, sampling.skip_special_tokens)
         include = sampling.include_stop_str_in_output
         self._stops = StopStrings(sampling.stop, include) if sampling.stop else None
@@ -72,26 +76,12 @@ class Choice:
         self.cached_tokens = 0
         self.finish_reason: str | None = None
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """The pieces as they come; the last one has a finish reason.
+    def take(self, output: RequestOutput) -> Piece:
+        """The piece that an output adds; the last one has a finish reason.
 
         Raises:
             GenerationFailed: the engine gave up.
-            ReplicaLost: the engine is gone.
         """
-        async for output in self._stream:
-            piece = self._piece(output)
-            yield piece
-            if piece.finish_reason is not None:
-                return
-        raise GenerationFailed("the output ended before the request did")
-
-    def close(self) -> None:
-        """Stop the engine if it has not stopped; to be called in every case."""
-        if self.finish_reason is None:
-            self._stream.abort()
-
-    def _piece(self, output: RequestOutput) -> Piece:
         if output.finish_reason in ("error", "abort"):
             self.finish_reason = output.finish_reason
             raise GenerationFailed(output.error or "the server ended this request before it was complete")
@@ -110,7 +100,7 @@ class Choice:
         if matched is not None:
             piece.finish_reason, piece.stop_reason = "stop", matched
             if output.finish_reason is None:
-                self._stream.abort("stop")
+                self._abort("stop")
         elif output.finish_reason is not None:
             piece.finish_reason = output.finish_reason
             if ends and output.stop_token_id in self._sampling.stop_token_ids:
@@ -156,3 +146,48 @@ class Choice:
             if self._stops is not None and self._stops.matched is None:
                 piece.text += self._stops.finish()
         return None if self._stops is None else self._stops.matched
+
+
+class Choice:
+    """One choice of a request: its stream, and the text that becomes of it."""
+
+    def __init__(
+        self, index: int, stream: Stream, sampling: SamplingParams, tokenizer: Tokenizer, echo: Echo | None = None
+    ) -> None:
+        self.index = index
+        self._stream = stream
+        self._text = ChoiceText(stream.abort, sampling, tokenizer, echo)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._text.completion_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache held."""
+        return self._text.cached_tokens
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended, None while it goes on."""
+        return self._text.finish_reason
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The pieces as they come; the last one has a finish reason.
+
+        Raises:
+            GenerationFailed: the engine gave up.
+            ReplicaLost: the engine is gone.
+        """
+        async for output in self._stream:
+            piece = self._text.take(output)
+            yield piece
+            if piece.finish_reason is not None:
+                return
+        raise GenerationFailed("the output ended before the request did")
+
+    def close(self) -> None:
+        """Stop the engine if it has not stopped; to be called in every case."""
+        if self._text.finish_reason is None:
+            self._stream.abort()
