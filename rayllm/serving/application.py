@@ -30,7 +30,7 @@ from rayllm.serving.router import Router
 from rayllm.serving.service import ServiceImpl
 from rayllm.serving.wire import SessionLimits
 
-ENGINE_ROUTER = "rayllm.serving.directory.EngineRequestRouter"
+ENGINE_ROUTER = "rayllm.serving.request_router.EngineRequestRouter"
 MANY = 100_000
 """Handle calls at once: the engine's own queue is what limits."""
 STOP_S = 10.0

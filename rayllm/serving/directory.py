@@ -1,89 +1,16 @@
-"""Where the engine replicas are: a Serve request router that tells its own process, and can call one replica.
-
-Serve keeps the list of a deployment's running replicas current in every process that holds a handle to it, inside the
-handle's request router. `EngineRequestRouter` passes that list on to whoever sent it a `Watch`, and sends a call that
-carries a `Pin` to exactly that replica. Both are arguments of handle calls: the router sees them before they leave
-the process.
-"""
+"""Where the engine replicas are, as an ingress finds out: by a `Watch` and pinned calls on a Serve handle."""
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from rayllm.serving.pins import Changed, Pin, Watch
 from rayllm.serving.session_server import Address
 
 log = logging.getLogger(__name__)
-
-Changed = Callable[[frozenset[str]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Pin:
-    """Argument of a handle call that must go to this replica and no other."""
-
-    replica_id: str
-
-
-class Watch:
-    """Argument of a handle call by which `changed` gets the ids of the running replicas, now and on every change.
-
-    It stays in the process: to the replica that gets the call it is a `Watch` of nothing.
-    """
-
-    def __init__(self, changed: Changed | None = None) -> None:
-        self.changed = changed
-
-    def __reduce__(self) -> tuple[type["Watch"], tuple[()]]:
-        return Watch, ()
-
-
-class EngineRequestRouter(RequestRouter):
-    """Routes pinned calls to their replica, and others to the less busy of two."""
-
-    def initialize_state(self, **kwargs: Any) -> None:
-        """Called by Serve once, after construction."""
-        self._watches: dict[int, Changed] = {}
-
-    async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
-    ) -> list[list[RunningReplica]]:
-        """The replicas that a call may go to; called again after a pause where they are none."""
-        if pending_request is None:
-            return [_two_of(candidate_replicas)]
-        # Without this a pinned call whose replica is gone would spin.
-        pending_request.routing_context.should_backoff = True
-        for argument in (*pending_request.args, *pending_request.kwargs.values()):
-            if isinstance(argument, Pin):
-                return [[r for r in candidate_replicas if r.replica_id.unique_id == argument.replica_id]]
-            if isinstance(argument, Watch) and argument.changed is not None:
-                if id(argument) not in self._watches:
-                    self._watches[id(argument)] = argument.changed
-                argument.changed(self._running_ids())
-        return [_two_of(candidate_replicas)]
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve when the running replicas change."""
-        super().update_replicas(replicas)
-        self._tell()
-
-    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Called by Serve when a call finds a replica dead, before the controller knows."""
-        super().on_replica_actor_died(replica_id)
-        self._tell()
-
-    def _tell(self) -> None:
-        for changed in self._watches.values():
-            changed(self._running_ids())
-
-    def _running_ids(self) -> frozenset[str]:
-        return frozenset(replica_id.unique_id for replica_id in self.curr_replicas)
 
 
 class ServeDirectory:
@@ -124,7 +51,3 @@ def machine_address() -> str:
     """This machine's address in the Ray cluster that the process belongs to."""
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     return address
-
-
-def _two_of(candidates: list[RunningReplica]) -> list[RunningReplica]:
-    return random.sample(candidates, min(2, len(candidates)))

@@ -13,10 +13,11 @@ from rayllm.config.engine import EngineConfig
 from rayllm.config.serve import FrontendSettings
 from rayllm.errors import EngineDead
 from rayllm.messages.generation import Generation, Piece, Prompt
-from rayllm.serving.directory import Pin, Watch, machine_address
+from rayllm.serving.directory import machine_address
 from rayllm.serving.fleet import Fleet
 from rayllm.serving.generation import Generator
 from rayllm.serving.logs import configure_logging
+from rayllm.serving.pins import Pin, Watch
 from rayllm.serving.session_server import Address, SessionServer
 from rayllm.serving.wire import SessionLimits
 
