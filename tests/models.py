@@ -107,6 +107,18 @@ def make_tiny(name: str, folder: Path, shard_bytes: str = "50GB", **changes: Any
     return folder
 
 
+def tiny_chat(folder: Path) -> Path:
+    """A tiny random Llama with the demo model's tokenizer and chat template, for tests of what stands around a model.
+
+    Skips the test where the demo model has not been fetched.
+    """
+    source = smollm2_folder()
+    make_tiny("llama", folder, vocab_size=49152, hidden_size=96, max_position_embeddings=8192, head_dim=16)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        shutil.copy(source / name, folder / name)
+    return folder
+
+
 def smollm2_gguf() -> Path:
     """The demo model; skips the test where it has not been fetched."""
     if not SMOLLM2_GGUF.is_file():

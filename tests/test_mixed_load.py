@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.launch import Served, served
-from tests.models import smollm2_folder
+from tests.models import tiny_chat
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.smollm2]
 REQUESTS = 200
@@ -44,7 +44,7 @@ def make_jobs() -> list[Job]:
             length = rng.choice((1500, 3000))
         job = Job(
             prompt=tuple(rng.choice(stems)[:length] if rng.random() < 0.6 else rng.choices(VOCAB, k=length)),
-            max_tokens=rng.choice((1, 5, 20, 60)), n=3 if rng.random() < 0.1 else 1, stream=rng.random() < 0.5,
+            max_tokens=rng.choice((1, 5, 30, 150)), n=3 if rng.random() < 0.1 else 1, stream=rng.random() < 0.5,
             leave_after=rng.uniform(0.05, 3.0) if rng.random() < 0.2 else None,
         )  # fmt: skip
         jobs += [job] * (2 if rng.random() < 0.1 else 1)
@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         "--max-num-seqs", "48", "--max-num-batched-tokens", "256", "--served-model-name", MODEL,
         "--disable-uvicorn-access-log",
     )  # fmt: skip
-    with served(smollm2_folder(), *flags, folder=tmp_path_factory.mktemp("mixed")) as one:
+    with served(tiny_chat(tmp_path_factory.mktemp("tiny")), *flags, folder=tmp_path_factory.mktemp("mixed")) as one:
         yield one
 
 
@@ -143,10 +143,11 @@ def test_every_answer_is_that_of_a_lone_run(server: Served) -> None:
     assert after["num_preemptions_total"] > 0
     assert server.metric("vllm:kv_cache_usage_perc") == 0
     assert after["error"] == after["stop"] == 0
-    assert after["length"] + after["abort"] == sum(job.n for job in jobs)
+    # Of the clients that left, some were gone before their request had reached an engine.
+    assert sum(job.n for job in jobs if job.leave_after is None) <= after["length"]
+    assert after["length"] + after["abort"] <= sum(job.n for job in jobs)
+    assert after["abort"] > 0
     stayed = [job for job in jobs if job.leave_after is None]
-    finished = [job for job, choices in zip(jobs, got, strict=True) if choices is not None]
-    assert after["length"] >= sum(job.n for job in finished)
     assert after["generation_tokens_total"] >= sum(job.n * job.max_tokens for job in stayed)
     assert after["prompt_tokens_total"] >= sum(job.n * len(job.prompt) for job in stayed)
 
