@@ -507,6 +507,22 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
     }
 }
 
+// The first of the largest entries.
+long argmax(const float* x, long n) {
+    vf top = splat(NEVER);
+    long i = 0;
+    for (; i + VW <= n; i += VW) {
+        vf v = load<vf>(x + i);
+        top = v > top ? v : top;
+    }
+    float most = NEVER;
+    for (int j = 0; j < VW; j++) most = std::max(most, float(top[j]));
+    for (; i < n; i++) most = std::max(most, x[i]);
+    for (i = 0; i < n; i++)
+        if (x[i] == most) return i;
+    return 0;  // only NaN
+}
+
 // A panel of `columns` rows; columns beyond them are zero.
 void pack_panel(const Weight& w, const uint8_t* rows, long row_bytes, int columns, uint8_t* out) {
     const Format& f = FORMATS[w.kind];
@@ -547,6 +563,10 @@ void rk_linear(void* machine, int kind, const void* packed, const float* bias, i
                    int64_t ldx, int64_t rows, float* y, int64_t ldy) {
     Machine& m = *(Machine*)machine;
     linear(m.pool, m.scratch.get(), Weight{kind, n, k, (const uint8_t*)packed}, bias, epilogue, x, ldx, rows, y, ldy);
+}
+
+void rk_argmax(void* machine, const float* x, int64_t ldx, int64_t rows, int64_t n, int64_t* out) {
+    ((Machine*)machine)->pool.run(rows, [&](long r, int) { out[r] = argmax(x + r * ldx, n); });
 }
 
 void rk_run(void* machine, const Instruction* program, int64_t length, float* const* buffers, const int64_t* widths, const Step* step) {

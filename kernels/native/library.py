@@ -101,6 +101,7 @@ def library() -> Any | None:
                 c_int64,
             ),
         ),
+        "argmax": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
         "run": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p)),
     }
     for name, (result, arguments) in signatures.items():
@@ -175,6 +176,15 @@ class Machine:
             weight.k, x_TK.data_ptr(), x_TK.stride(0), x_TK.shape[0], y.data_ptr(), y.stride(0),
         )  # fmt: skip
         return y
+
+    def argmax(self, x_RV: Tensor) -> Tensor:
+        """The first of the largest entries of each row, (R) int64."""
+        assert x_RV.dtype == torch.float32
+        out = torch.empty(len(x_RV), dtype=torch.int64)
+        self._lib.rk_argmax(
+            self.handle, x_RV.data_ptr(), x_RV.stride(0), x_RV.shape[0], x_RV.shape[1], out.data_ptr()
+        )
+        return out
 
     def run(self, program: Any, length: int, buffers: Any, widths: Any, step: Step) -> None:
         """Carry out a program's instructions on a step."""

@@ -77,6 +77,10 @@ class CompiledDecoder:
             logits_RV = torch.tanh(logits_RV / self.spec.final_soft_cap) * self.spec.final_soft_cap
         return logits_RV
 
+    def argmax(self, logits_RV: Tensor) -> Tensor:
+        """The first of the largest logits of each row, (R) int64."""
+        return self._machine.argmax(logits_RV)
+
     def _build(self, caches: list[LayerCache]) -> Program:
         spec = self.spec
         query = spec.num_heads * spec.head_size

@@ -58,6 +58,10 @@ class Decoder(nn.Module):
             logits_RV = torch.tanh(logits_RV / self.spec.final_soft_cap) * self.spec.final_soft_cap
         return logits_RV
 
+    def argmax(self, logits_RV: Tensor) -> Tensor:
+        """The likeliest token of each row, (R) int64."""
+        return logits_RV.argmax(dim=-1)
+
     def cache_specs(self) -> list[CacheSpec]:
         """What each layer caches, on this rank."""
         return [

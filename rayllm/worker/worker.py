@@ -42,7 +42,7 @@ class Worker:
             rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
             vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
         )  # fmt: skip
-        self._sampler = Sampler(self._processors)
+        self._sampler = Sampler(self._processors, self._model.argmax)
         self._caches: list[Any] = []
 
     def kv_bytes_per_block(self) -> int:

@@ -84,3 +84,11 @@ def test_outputs_are_written_and_nothing_else(machine: Machine) -> None:
     )
     assert not room[:, :37].isnan().any()
     assert room[:, 37:].isnan().all()
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 49152, 1003])
+def test_argmax_takes_the_first_of_equals(machine: Machine, n: int) -> None:
+    x = torch.randint(-5, 5, (9, n)).float()
+    x[0] = float("-inf")
+    wanted = [row.tolist().index(max(row.tolist())) for row in x]
+    assert machine.argmax(x).tolist() == wanted
