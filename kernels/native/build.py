@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -59,12 +59,9 @@ def choose(features: frozenset[str]) -> Variant:
     return next(variant for variant in VARIANTS if variant.needs <= features)
 
 
-def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where builds are kept: `RLLM_KERNEL_CACHE`, or a folder of the user's cache."""
-    given = environment.get("RLLM_KERNEL_CACHE")
-    return (
-        Path(given) if given else Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayllm-kernels"
-    )
+def cache_folder() -> Path:
+    """Where builds are kept: in the user's cache, which XDG_CACHE_HOME moves."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayllm" / "kernels"
 
 
 @cache
