@@ -44,6 +44,7 @@ class Cluster:
         self._apps: list[str] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rllm-ray")
         self._started = False
+        self._serve_was_there = False
         if self.private:
             self._folder = tempfile.mkdtemp(prefix="rllm-")
             environment.update(_private_variables(self._folder))
@@ -79,6 +80,7 @@ class Cluster:
                 ray.init(address=self._address, logging_level=logging.ERROR, log_to_driver=True)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 raise ConfigError("--ray-address", f"cannot join the Ray cluster at {self._address}: {error}") from None
+            self._serve_was_there = _serve_runs()
         # A cluster that runs Serve keeps its proxies: this only applies where Serve is not running yet.
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
 
@@ -130,12 +132,24 @@ class Cluster:
         if not self.private and ray.is_initialized():
             for name in reversed(self._apps):
                 serve.delete(name)
+            if not self._serve_was_there and not serve.status().applications:
+                serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 
     def remove_files(self) -> None:
         """Remove what a private Ray wrote. Idempotent."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _serve_runs() -> bool:
+    import ray
+
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return False
+    return True
 
 
 def _check_reachable(address: str) -> None:

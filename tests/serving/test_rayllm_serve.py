@@ -1,0 +1,152 @@
+"""`rayllm serve` as a user meets it: the real server with the demo model, and the official client."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from tests.launch import descendants, free_port, served
+from tests.models import smollm2_gguf
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.smollm2]
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+STORY = "Once upon a time there was a little"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two engines behind two HTTP processes."""
+    flags = (
+        "--served-model-name", "demo", "--data-parallel-size", "2", "--max-model-len", "1024", "--dtype", "float32",
+        "--disable-uvicorn-access-log",
+    )  # fmt: skip
+    with served(smollm2_gguf(), *flags, folder=tmp_path_factory.mktemp("pair")) as server:
+        wait_for(lambda: len(engines(server)) == 2)
+        yield server
+
+
+@pytest.fixture
+def client(pair):
+    with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", timeout=120, max_retries=0) as one:
+        yield one
+
+
+def wait_for(condition, timeout_s=90):
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.2)
+
+
+def engines(server):
+    """Generated tokens by engine."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
+    found = [line for line in lines if line.startswith("vllm:generation_tokens_total{")]
+    return {line.split('engine="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in found}
+
+
+def engine_pids(server):
+    family = descendants(server.process.pid)
+    return [pid for pid in family if "ServeReplica:rayllm:engine" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
+def test_chat(client):
+    answer = client.chat.completions.create(model="demo", messages=FRANCE, temperature=0, max_tokens=24)
+    assert "Paris" in answer.choices[0].message.content
+    assert answer.model == "demo"
+
+
+def test_streamed_chat_is_the_same(client):
+    whole = client.chat.completions.create(model="demo", messages=FRANCE, temperature=0, max_tokens=24)
+    parts = client.chat.completions.create(model="demo", messages=FRANCE, temperature=0, max_tokens=24, stream=True)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content
+
+
+def test_requests_spread_over_both_engines(pair, client):
+    before = engines(pair)
+    streams = [
+        client.completions.create(model="demo", prompt=f"{STORY} {i}", max_tokens=20, stream=True) for i in range(6)
+    ]
+    for stream in streams:
+        for _ in stream:
+            pass
+    after = engines(pair)
+    assert all(after[name] > before[name] for name in after), (before, after)
+
+
+def test_every_http_process_answers_for_the_whole_service(pair):
+    starts, counts = set(), set()
+    wait_for(lambda: _seen(pair, starts, counts))
+    assert counts == {2}
+
+
+def _seen(pair, starts, counts):
+    text = httpx.get(f"{pair.url}/metrics", timeout=30).text
+    starts.add(next(line for line in text.splitlines() if line.startswith("process_start_time_seconds")))
+    counts.add(text.count("vllm:num_requests_running{"))
+    return len(starts) == 2
+
+
+def test_a_stream_survives_the_death_of_its_engine(pair, client):
+    ask = {"model": "demo", "prompt": STORY, "max_tokens": 200, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    whole = client.completions.create(**ask).choices[0].text
+    stream = client.completions.create(**ask, stream=True)
+    text = next(stream).choices[0].text
+    victim = busy_engine(pair)
+    os.kill(victim, 9)
+    text += "".join(part.choices[0].text for part in stream)
+    assert text == whole
+    assert httpx.get(f"{pair.url}/health", timeout=10).status_code == 200
+    # Serve puts another replica in the place of the dead one.
+    wait_for(lambda: len(engine_pids(pair)) == 2 and victim not in engine_pids(pair))
+    wait_for(lambda: len(engines(pair)) == 2)
+
+
+def busy_engine(server):
+    """The engine process that used most CPU within a fifth of a second."""
+
+    def ticks(pid):
+        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]))
+
+    before = {pid: ticks(pid) for pid in engine_pids(server)}
+    time.sleep(0.2)
+    return max(before, key=lambda pid: ticks(pid) - before[pid])
+
+
+def test_one_cpu_is_enough_and_the_end_is_quick(tmp_path):
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        with served(smollm2_gguf(), "--max-model-len", "512", "--api-key", "k", folder=tmp_path) as server:
+            reply = httpx.post(
+                f"{server.url}/v1/chat/completions",
+                json={"messages": FRANCE, "temperature": 0, "max_tokens": 24},
+                headers={"authorization": "Bearer k"},
+                timeout=120,
+            )
+            assert "Paris" in reply.json()["choices"][0]["message"]["content"]
+            ended = time.monotonic()
+        assert time.monotonic() - ended < 10  # 5 s on a machine with nothing else to do
+        assert "curl http://127.0.0.1" in server.log.read_text()
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--kv-cache-memory-bytes", "1M"], "--kv-cache-memory-bytes"),
+        (["--logits-processors", "no.such:Thing"], "no.such"),
+    ],
+)
+def test_an_engine_that_cannot_start_ends_the_command(flags, message):
+    command = [sys.executable, "-m", "rayllm", "serve", str(smollm2_gguf()), "--port", str(free_port()), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 1
+    assert message in done.stderr.splitlines()[-1]
