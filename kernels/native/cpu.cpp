@@ -50,6 +50,21 @@ inline vf tanh_v(vf x) {
 }
 inline vf gelu(vf x) { return 0.5f * x * (1.0f + tanh_v(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
 
+// acc[rows][16] (+)= x times one quantized panel, from depth k0 on.
+template <class Q>
+void quantized(const Weight& w, long panel, const float* x, long ldx, long rows, float* acc, long lda, long k0, long depth, Scratch& s) {
+    long bytes = FORMATS[w.kind].packed;
+    const uint8_t* block = w.panel(panel) + k0 / Q::depth * bytes;
+    switch (rows) {
+        case 1: quantized_tile<Q, 1>(x, ldx, block, bytes, acc, lda, depth, k0 == 0); return;
+        case 2: quantized_tile<Q, 2>(x, ldx, block, bytes, acc, lda, depth, k0 == 0); return;
+        case 3: quantized_tile<Q, 3>(x, ldx, block, bytes, acc, lda, depth, k0 == 0); return;
+        case 4: quantized_tile<Q, 4>(x, ldx, block, bytes, acc, lda, depth, k0 == 0); return;
+    }
+    for (long k = 0; k < depth; k += Q::depth, block += bytes) widen_block<Q>(block, s.slab + k * LANES);
+    rows_by_panels<F32Row>(x, ldx, rows, s.slab, 0, 1, acc, lda, depth, k0 == 0);
+}
+
 // acc[rows][panels * 16] = x times the panels, over the whole depth.
 void multiply(const Weight& w, long first, int panels, const float* x, long ldx, long rows, float* acc, Scratch& s) {
     long lda = panels * LANES;
@@ -65,14 +80,11 @@ void multiply(const Weight& w, long first, int panels, const float* x, long ldx,
             case F32: stored(F32Row(), k0, depth); break;
             case BF16: stored(Bf16Row(), k0, depth); break;
             case F16: stored(F16Row(), k0, depth); break;
-            default: {
-                const Format& f = FORMATS[w.kind];
-                for (int p = 0; p < panels; p++) {
-                    const uint8_t* block = w.panel(first + p) + k0 / f.depth * f.packed;
-                    for (long k = 0; k < depth; k += f.depth, block += f.packed) widen_block(w.kind, block, s.slab + k * LANES);
-                    rows_by_panels<F32Row>(x + k0, ldx, rows, s.slab, 0, 1, acc + p * LANES, lda, depth, k0 == 0);
-                }
-            }
+            default:
+                with_format(w.kind, [&](auto format) {
+                    for (int p = 0; p < panels; p++)
+                        quantized<decltype(format)>(w, first + p, x + k0, ldx, rows, acc + p * LANES, lda, k0, depth, s);
+                });
         }
     }
 }
@@ -159,7 +171,8 @@ void embed_row(const Weight& w, long token, float factor, float* y, Scratch& s) 
             case BF16: value = from_bf16(((const uint16_t*)panel)[k * LANES + bf16_place(column)]); break;
             case F16: value = from_f16(((const uint16_t*)panel)[k * LANES + column]); break;
             default:
-                if (k % f.depth == 0) widen_block(w.kind, panel + k / f.depth * f.packed, s.slab);
+                if (k % f.depth == 0)
+                    with_format(w.kind, [&](auto q) { widen_block<decltype(q)>(panel + k / f.depth * f.packed, s.slab); });
                 value = s.slab[k % f.depth * LANES + column];
         }
         y[k] = value * factor;

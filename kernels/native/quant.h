@@ -122,70 +122,122 @@ static inline void halves(const uint8_t* at, v8f out[2]) {
     memcpy(out, value, 64);
 }
 
-// Widen the block at `in` to float rows of 16.
-static void widen_block(int kind, const uint8_t* in, float* out) {
-    v8f d[2], m[2];
-    halves(in, d);
-    switch (kind) {
-        case Q8_0:
-            for (int k = 0; k < 32; k++) {
-                v8f q[2];
-                q[0] = signed_floats(in + 32 + k * 16);
-                q[1] = signed_floats(in + 32 + k * 16 + 8);
-                for (int h = 0; h < 2; h++) store(out + k * 16 + h * 8, q[h] * d[h]);
-            }
-            break;
-        case Q4_0:
-        case Q4_1: {
-            const uint8_t* q = in + 32;
-            if (kind == Q4_1) {
-                halves(q, m);
-                q += 32;
-            } else {
-                m[0] = d[0] * -8.0f;
-                m[1] = d[1] * -8.0f;
-            }
-            for (int k = 0; k < 32; k++) {
-                v8f a, b;
-                nibbles(q + k * 8, a, b);
-                store(out + k * 16, a * d[0] + m[0]);
-                store(out + k * 16 + 8, b * d[1] + m[1]);
-            }
-            break;
-        }
-        case Q4_K: {
-            v8f least[2];
-            halves(in + 32, least);
-            for (int g = 0; g < 8; g++) {
-                const uint8_t* at = in + 64 + g * (32 + 256);
-                v8f s[2], t[2];
-                for (int h = 0; h < 2; h++) {
-                    s[h] = d[h] * unsigned_floats(at + h * 8);
-                    t[h] = least[h] * unsigned_floats(at + 16 + h * 8);
-                }
-                for (int k = 0; k < 32; k++) {
-                    v8f a, b;
-                    nibbles(at + 32 + k * 8, a, b);
-                    float* to = out + (g * 32 + k) * 16;
-                    store(to, a * s[0] - t[0]);
-                    store(to + 8, b * s[1] - t[1]);
-                }
-            }
-            break;
-        }
-        default:  // Q6_K
-            for (int g = 0; g < 16; g++) {
-                const uint8_t* at = in + 32 + g * (16 + 128 + 64);
-                v8f s[2] = {d[0] * signed_floats(at), d[1] * signed_floats(at + 8)};
-                for (int k = 0; k < 16; k++) {
-                    v8i low = bytes_to_ints(at + 16 + k * 8);
-                    // Byte c & 3 of the word holds column c's bits, at twice c / 4.
-                    const uint8_t* high = at + 16 + 128 + k * 4;
-                    v8i two = v8i{high[0], high[1], high[2], high[3], high[0] >> 2, high[1] >> 2, high[2] >> 2, high[3] >> 2};
-                    float* to = out + (g * 16 + k) * 16;
-                    store(to, int_floats(((low & 15) | (two & 3) << 4) - 32) * s[0]);
-                    store(to + 8, int_floats((low >> 4 | (two & 48)) - 32) * s[1]);
-                }
-            }
+// A format as the kernels read it: `depth` entries of k in a block, in groups of `group` that share scales. `scales`
+// gives a group's factors s (and offsets t), `row` the 16 values of one k: what is stored, times s, plus t.
+struct Q8Format {
+    static constexpr int depth = 32, group = 32;
+    static inline void scales(const uint8_t* in, int, v8f s[2], v8f[2]) { halves(in, s); }
+    static inline void row(const uint8_t* in, int, int k, const v8f s[2], const v8f[2], v8f& a, v8f& b) {
+        a = signed_floats(in + 32 + k * 16) * s[0];
+        b = signed_floats(in + 32 + k * 16 + 8) * s[1];
     }
+};
+struct Q40Format {
+    static constexpr int depth = 32, group = 32;
+    static inline void scales(const uint8_t* in, int, v8f s[2], v8f t[2]) {
+        halves(in, s);
+        for (int h = 0; h < 2; h++) t[h] = s[h] * -8.0f;
+    }
+    static inline void row(const uint8_t* in, int, int k, const v8f s[2], const v8f t[2], v8f& a, v8f& b) {
+        nibbles(in + 32 + k * 8, a, b);
+        a = a * s[0] + t[0];
+        b = b * s[1] + t[1];
+    }
+};
+struct Q41Format {
+    static constexpr int depth = 32, group = 32;
+    static inline void scales(const uint8_t* in, int, v8f s[2], v8f t[2]) {
+        halves(in, s);
+        halves(in + 32, t);
+    }
+    static inline void row(const uint8_t* in, int, int k, const v8f s[2], const v8f t[2], v8f& a, v8f& b) {
+        nibbles(in + 64 + k * 8, a, b);
+        a = a * s[0] + t[0];
+        b = b * s[1] + t[1];
+    }
+};
+struct Q4KFormat {
+    static constexpr int depth = 256, group = 32;
+    static inline const uint8_t* at(const uint8_t* in, int g) { return in + 64 + g * (32 + 256); }
+    static inline void scales(const uint8_t* in, int g, v8f s[2], v8f t[2]) {
+        v8f d[2], least[2];
+        halves(in, d);
+        halves(in + 32, least);
+        for (int h = 0; h < 2; h++) {
+            s[h] = d[h] * unsigned_floats(at(in, g) + h * 8);
+            t[h] = -(least[h] * unsigned_floats(at(in, g) + 16 + h * 8));
+        }
+    }
+    static inline void row(const uint8_t* in, int g, int k, const v8f s[2], const v8f t[2], v8f& a, v8f& b) {
+        nibbles(at(in, g) + 32 + k * 8, a, b);
+        a = a * s[0] + t[0];
+        b = b * s[1] + t[1];
+    }
+};
+struct Q6KFormat {
+    static constexpr int depth = 256, group = 16;
+    static inline const uint8_t* at(const uint8_t* in, int g) { return in + 32 + g * (16 + 128 + 64); }
+    static inline void scales(const uint8_t* in, int g, v8f s[2], v8f[2]) {
+        halves(in, s);
+        for (int h = 0; h < 2; h++) s[h] *= signed_floats(at(in, g) + h * 8);
+    }
+    static inline void row(const uint8_t* in, int g, int k, const v8f s[2], const v8f[2], v8f& a, v8f& b) {
+        v8i low = bytes_to_ints(at(in, g) + 16 + k * 8);
+        // Byte c & 3 of the word holds column c's two bits, from bit c / 4 * 2 on.
+        v8i word = v8i{} + load<int32_t>(at(in, g) + 16 + 128 + k * 4);
+        v8i two = word >> v8i{0, 8, 16, 24, 2, 10, 18, 26};
+        a = int_floats(((low & 15) | (two & 3) << 4) - 32) * s[0];
+        b = int_floats((low >> 4 | (two & 48)) - 32) * s[1];
+    }
+};
+
+// Call fn with the format of a kind.
+template <class F> static inline void with_format(int kind, F&& fn) {
+    switch (kind) {
+        case Q8_0: fn(Q8Format()); break;
+        case Q4_0: fn(Q40Format()); break;
+        case Q4_1: fn(Q41Format()); break;
+        case Q4_K: fn(Q4KFormat()); break;
+        default: fn(Q6KFormat());
+    }
+}
+
+// Widen the block at `in` to float rows of 16. Not inlined: GCC 12 then drops the stores of Q6_K (the test of quantized
+// products shows it, and sanitizers find nothing).
+template <class Q> static __attribute__((noinline)) void widen_block(const uint8_t* in, float* out) {
+    for (int g = 0; g < Q::depth / Q::group; g++) {
+        v8f s[2], t[2];
+        Q::scales(in, g, s, t);
+        for (int k = 0; k < Q::group; k++) {
+            v8f a, b;
+            Q::row(in, g, k, s, t, a, b);
+            float* to = out + (g * Q::group + k) * LANES;
+            store(to, a);
+            store(to + 8, b);
+        }
+    }
+}
+
+// As `tile` for few rows, without widening first: the same products and sums, so the same bits.
+template <class Q, int M>
+static void quantized_tile(const float* x, long ldx, const uint8_t* block, long bytes, float* acc, long lda, long depth, bool fresh) {
+    v8f sum[M][2];
+    for (int m = 0; m < M; m++)
+        for (int h = 0; h < 2; h++) sum[m][h] = fresh ? v8f{} : load<v8f>(acc + m * lda + h * 8);
+    for (long k0 = 0; k0 < depth; k0 += Q::depth, block += bytes)
+        for (int g = 0; g < Q::depth / Q::group; g++) {
+            v8f s[2], t[2];
+            Q::scales(block, g, s, t);
+            const float* at = x + k0 + g * Q::group;
+            for (int k = 0; k < Q::group; k++) {
+                v8f a, b;
+                Q::row(block, g, k, s, t, a, b);
+                for (int m = 0; m < M; m++) {
+                    sum[m][0] += at[m * ldx + k] * a;
+                    sum[m][1] += at[m * ldx + k] * b;
+                }
+            }
+        }
+    for (int m = 0; m < M; m++)
+        for (int h = 0; h < 2; h++) store(acc + m * lda + h * 8, sum[m][h]);
 }
