@@ -482,7 +482,7 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
             });
             break;
         case LINEAR:
-            linear(m.pool, m.scratch.get(), w, (const float*)in.second, in.epilogue, src, lds, rows, dst, ldd);
+            linear(m.pool, m.scratch.get(), w, (const float*)in.second, in.epilogue, src, lds, rows, dst + in.offset, ldd);
             break;
         case HEAD_NORM:
             by_rows(m.pool, rows, in.heads * in.head, [&](long r) {

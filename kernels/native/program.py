@@ -59,13 +59,19 @@ class Program:
         )
 
     def linear(
-        self, src: int, dst: int, weight: Packed, bias: Tensor | None = None, epilogue: Epilogue = Epilogue.PLAIN
+        self,
+        src: int,
+        dst: int,
+        weight: Packed,
+        bias: Tensor | None = None,
+        epilogue: Epilogue = Epilogue.PLAIN,
+        offset: int = 0,
     ) -> None:
-        """Products of src with a matrix; or act(gate) * up, of a matrix that `pair` made."""
+        """Products of src with a matrix, from column `offset` on; or act(gate) * up, of a matrix that `pair` made."""
         assert weight.k <= self._widths[src]
         second = None if bias is None else self._floats(bias)
         self._add(
-            Op.LINEAR, src=src, dst=dst, kind=weight.kind, epilogue=epilogue, n=weight.n, k=weight.k,
+            Op.LINEAR, src=src, dst=dst, kind=weight.kind, epilogue=epilogue, n=weight.n, k=weight.k, offset=offset,
             weight=self._packed(weight), second=second,
         )  # fmt: skip
 

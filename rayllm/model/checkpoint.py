@@ -50,7 +50,11 @@ class SafeTensor:
         dtype = self._slice.get_dtype()
         if dtype not in _ITEM_SIZES:
             raise ModelError(file, f"dtype {dtype} is not supported, only {', '.join(_ITEM_SIZES)}", name)
+        self.kind = dtype
         self.nbytes = torch.Size(self.shape).numel() * _ITEM_SIZES[dtype]
+
+    def read_stored(self, rows: slice) -> Tensor:
+        raise AssertionError(f"{self.name} is not quantized")
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
         try:

@@ -4,17 +4,23 @@ Activations are float32 throughout; weights and cache keep their dtype. Tokens c
 in the step, because every sum in the kernels has a fixed order.
 """
 
+import itertools
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from rayllm.errors import ConfigError
 from rayllm.model.decoder import Decoder, DecoderLayer
-from rayllm.model.layers import ColumnLinear, Norm, RowLinear, SplitNorm, VocabTable
+from rayllm.model.dequantize import dequantize
+from rayllm.model.layers import ColumnLinear, Norm, Quantized, RowLinear, SplitNorm, VocabTable
 from rayllm.model.spec import Activation, CacheSpec
 from rayllm_kernels import AttentionBatch
-from rayllm_kernels.native.library import Epilogue, Machine, Packed, pair
+from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, Packed, pair
 from rayllm_kernels.native.program import LayerCache, Program, cache_bytes, fits
 
+KEPT_KINDS = frozenset(kind.name for kind in BLOCK)
+"""Quantized kinds that are multiplied as they are stored."""
 RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER = range(6)
 """Buffers of a program."""
 
@@ -30,8 +36,10 @@ class CompiledDecoder:
         self._max_tokens = max_tokens
         self._machine = Machine(threads)
         self._embedding_scale = float(decoder.embedding_scale)
-        self._embed = _take(decoder.embed, self._machine)
-        self._head = self._embed if decoder.head is decoder.embed else _take(decoder.head, self._machine)
+        self._embed = _Product(self._machine, decoder.embed).pieces[0][1]
+        self._head = (
+            self._embed if decoder.head is decoder.embed else _Product(self._machine, decoder.head).pieces[0][1]
+        )
         self._norm_weight = _norm_weight(decoder.norm)
         self._layers = [_Layer(layer, decoder.spec.activation, self._machine) for layer in decoder.layers]
         self._program: Program | None = None
@@ -98,7 +106,7 @@ class CompiledDecoder:
             self._branch_in(program, layer.mlp_norm, first)
             source = NORMED if layer.mlp_norm is not None else RESIDUAL
             program.linear(source, INNER, layer.gate_up, layer.gate_up_bias, layer.epilogue)
-            program.linear(INNER, BRANCH, layer.down, layer.down_bias)
+            layer.down.emit(program, INNER, BRANCH)
             self._branch_out(program, layer.post_mlp_norm)
         program.add_norm(BRANCH, RESIDUAL, NORMED, self._norm_weight, spec.norm_eps, spec.residual_scale)
         program.finish()
@@ -122,7 +130,7 @@ class CompiledDecoder:
     def _attention(self, program: Program, layer: "_Layer", index: int, cache: LayerCache) -> None:
         spec = self.spec
         query = spec.num_heads * spec.head_size
-        program.linear(NORMED if layer.input_norm is not None else RESIDUAL, QKV, layer.qkv, layer.qkv_bias)
+        layer.qkv.emit(program, NORMED if layer.input_norm is not None else RESIDUAL, QKV)
         if layer.q_norm is not None and layer.k_norm is not None:
             if spec.qk_norm == "head":
                 program.head_norm(QKV, 0, spec.num_heads, layer.q_norm, spec.norm_eps)
@@ -135,7 +143,77 @@ class CompiledDecoder:
         program.attention(
             QKV, ATTENDED, spec.num_heads, spec.query_scale, spec.attention_soft_cap, spec.windows[index], cache
         )
-        program.linear(ATTENDED, BRANCH, layer.out, layer.out_bias)
+        layer.out.emit(program, ATTENDED, BRANCH)
+
+
+class _Product:
+    """The packed matrix of one layer, or one for each run of parts that are stored alike."""
+
+    def __init__(self, machine: Machine, layer: ColumnLinear | RowLinear | VocabTable) -> None:
+        """Packs the layer's weight and lets go of the unpacked one."""
+        self.pieces: list[tuple[int, Packed]] = []
+        """(first output column, matrix)."""
+        bias: Tensor | None = getattr(layer, "bias", None)
+        self._bias = bias
+        for offset, rows in _runs(layer):
+            if isinstance(rows, Quantized):
+                self.pieces.append((offset, machine.pack(rows.rows, Kind[rows.kind], _depth(rows))))
+            else:
+                self.pieces.append((offset, machine.pack(rows)))
+        _let_go(layer)
+
+    def emit(self, program: Program, src: int, dst: int) -> None:
+        """Append the products to a program."""
+        for offset, matrix in self.pieces:
+            bias = None if self._bias is None else self._bias[offset : offset + matrix.n]
+            program.linear(src, dst, matrix, bias, offset=offset)
+
+
+def _runs(layer: ColumnLinear | RowLinear | VocabTable) -> Iterator[tuple[int, Tensor | Quantized]]:
+    """(first row, rows) of a layer's matrix, as few runs as there are kinds in a row."""
+    if not layer.quantized:
+        yield 0, layer.weight.data
+        return
+    if not isinstance(layer, ColumnLinear):
+        yield 0, layer.quantized[""]
+        return
+    sizes = dict(zip(layer.parts, layer.sizes, strict=True))
+    offset = 0
+    for kind, names in itertools.groupby(
+        layer.parts, lambda name: layer.quantized[name].kind if name in layer.quantized else None
+    ):
+        run = list(names)
+        size = sum(sizes[name] for name in run)
+        if kind is None:
+            yield offset, layer.weight.data[offset : offset + size]
+        else:
+            yield offset, Quantized(kind, torch.cat([layer.quantized[name].rows for name in run]))
+        offset += size
+
+
+def _depth(rows: Quantized) -> int:
+    entries, size = BLOCK[Kind[rows.kind]]
+    return rows.rows.shape[1] // size * entries
+
+
+def _let_go(layer: ColumnLinear | RowLinear | VocabTable) -> None:
+    layer.weight.data = layer.weight.data.new_empty(0)
+    layer.quantized = {}
+
+
+def _pack_gated(machine: Machine, layer: ColumnLinear) -> Packed:
+    """Gate and up of a layer, taking turns."""
+    half = layer.sizes[0]
+    gate, up = layer.quantized.get("gate"), layer.quantized.get("up")
+    if gate is not None and up is not None and gate.kind == up.kind:
+        packed = machine.pack(pair(gate.rows, up.rows), Kind[gate.kind], _depth(gate))
+    else:
+        for start, part in ((0, gate), (half, up)):
+            if part is not None:
+                layer.weight.data[start : start + half] = dequantize(part.rows, part.kind)
+        packed = machine.pack(pair(layer.weight.data[:half], layer.weight.data[half:]))
+    _let_go(layer)
+    return packed
 
 
 class _Layer:
@@ -148,22 +226,11 @@ class _Layer:
         self.mlp_norm = _norm_weight(layer.mlp_norm)
         self.post_mlp_norm = _norm_weight(layer.post_mlp_norm)
         self.q_norm, self.k_norm = _norm_weight(attention.q_norm), _norm_weight(attention.k_norm)
-        self.qkv, self.qkv_bias = _take(attention.qkv, machine), attention.qkv.bias
-        self.out, self.out_bias = _take(attention.out, machine), attention.out.bias
-        self.down, self.down_bias = _take(mlp.down, machine), mlp.down.bias
-        half = mlp.gate_up.sizes[0]
-        weight, bias = mlp.gate_up.weight, mlp.gate_up.bias
-        self.gate_up = machine.pack(pair(weight[:half], weight[half:]))
-        mlp.gate_up.weight.data = weight.new_empty(0)
+        self.qkv, self.out = _Product(machine, attention.qkv), _Product(machine, attention.out)
+        self.gate_up, self.down = _pack_gated(machine, mlp.gate_up), _Product(machine, mlp.down)
+        half, bias = mlp.gate_up.sizes[0], mlp.gate_up.bias
         self.gate_up_bias = None if bias is None else pair(bias[:half, None], bias[half:, None])[:, 0]
         self.epilogue = Epilogue.SILU_MUL if activation == "silu" else Epilogue.GELU_MUL
-
-
-def _take(layer: ColumnLinear | RowLinear | VocabTable, machine: Machine) -> Packed:
-    """Pack a layer's weight and let go of the unpacked one."""
-    packed = machine.pack(layer.weight.data)
-    layer.weight.data = layer.weight.data.new_empty(0)
-    return packed
 
 
 def _norm_weight(norm: Norm | SplitNorm | None) -> Tensor | None:

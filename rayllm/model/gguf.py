@@ -86,7 +86,7 @@ class GgufTensor:
 
     def __init__(self, file: str, info: TensorInfo, data: np.ndarray, dtype: torch.dtype, paired: int) -> None:
         self.name, self.file, self.shape, self.nbytes = info.name, file, info.shape, info.nbytes
-        self._type, self._dtype, self._paired = info.type, dtype, paired
+        self.kind, self._dtype, self._paired = info.type, dtype, paired
         rows = 1 if len(info.shape) == 1 else int(np.prod(info.shape[:-1]))
         self._data_RB = data[info.offset : info.offset + info.nbytes].reshape(rows, -1)
 
@@ -98,12 +98,17 @@ class GgufTensor:
             values = self._rows(rows) if columns is None else self._rows(rows)[:, columns]
         return _in_halves(values, self._paired) if self._paired else values
 
+    def read_stored(self, rows: slice) -> Tensor:
+        """See `Stored`."""
+        data = torch.from_numpy(self._data_RB[rows])
+        return _in_halves(data, self._paired) if self._paired else data
+
     def _rows(self, rows: slice) -> Tensor:
         data_RB = self._data_RB[rows]
         out = torch.empty((len(data_RB), self.shape[-1]), dtype=self._dtype)
         step = max(1, _CHUNK_VALUES // self.shape[-1])
         for start in range(0, len(data_RB), step):
-            out[start : start + step] = dequantize(torch.from_numpy(data_RB[start : start + step]), self._type)
+            out[start : start + step] = dequantize(torch.from_numpy(data_RB[start : start + step]), self.kind)
         return out
 
 

@@ -21,6 +21,12 @@ class Stored(Protocol):
     name: str
     file: str
     shape: tuple[int, ...]
+    kind: str
+    """How its numbers are stored, such as `BF16` or `Q4_K`."""
+
+    def read_stored(self, rows: slice) -> Tensor:
+        """Rows as they are stored, (rows, bytes) uint8. Only for matrices of quantized kinds."""
+        ...
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
         """Read a part of it, on the CPU, in whatever floating dtype it is stored or dequantized to."""
@@ -35,6 +41,8 @@ class Placement:
     dtype: torch.dtype
     device: torch.device
     group: Group
+    keeps: frozenset[str] = frozenset()
+    """Quantized kinds that the kernels multiply as they are stored."""
 
     def empty(self, *shape: int) -> nn.Parameter:
         """A parameter yet to be filled."""
@@ -60,11 +68,25 @@ def split_evenly(full: int, group: Group) -> Part:
     return Part(full, group.rank * rows, rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """Rows of a weight matrix as they are stored."""
+
+    kind: str
+    rows: Tensor
+    """(rows, bytes) uint8."""
+
+
 class Layer(nn.Module, ABC):
     """A layer that a checkpoint fills: for each of `kinds`, from one tensor or one for each part."""
 
     kinds: tuple[str, ...] = ("weight",)
     """Parameters it has: `weight`, and perhaps `bias`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quantized: dict[str, Quantized] = {}
+        """By part, what stays as it is stored; the weight does not hold it then."""
 
     @abstractmethod
     def stored_shape(self, kind: str, parts: tuple[str, ...]) -> tuple[int, ...]:
@@ -80,7 +102,7 @@ class ColumnLinear(Layer):
 
     def __init__(self, place: Placement, in_size: int, parts: Mapping[str, Part], bias: bool) -> None:
         super().__init__()
-        self.ops, self.in_size, self.parts = place.ops, in_size, dict(parts)
+        self.ops, self.in_size, self.parts, self.keeps = place.ops, in_size, dict(parts), place.keeps
         self.sizes = [part.rows for part in parts.values()]
         """Output features of each part on this rank."""
         self.weight = place.empty(sum(self.sizes), in_size)
@@ -100,7 +122,11 @@ class ColumnLinear(Layer):
         for name in parts:
             part, offset = self.parts[name], offsets[name]
             start = first + part.start
-            getattr(self, kind)[offset : offset + part.rows] = stored.read(slice(start, start + part.rows))
+            rows = slice(start, start + part.rows)
+            if kind == "weight" and stored.kind in self.keeps:
+                self.quantized[name] = Quantized(stored.kind, stored.read_stored(rows))
+            else:
+                getattr(self, kind)[offset : offset + part.rows] = stored.read(rows)
             first += part.full
 
 
@@ -109,7 +135,7 @@ class RowLinear(Layer):
 
     def __init__(self, place: Placement, in_size: int, out_size: int, bias: bool) -> None:
         super().__init__()
-        self.ops, self.group = place.ops, place.group
+        self.ops, self.group, self.keeps = place.ops, place.group, place.keeps
         self.columns, self.out_size = split_evenly(in_size, place.group), out_size
         self.weight = place.empty(out_size, self.columns.rows)
         self.bias = place.empty(out_size) if bias else None
@@ -125,6 +151,9 @@ class RowLinear(Layer):
         return (self.out_size, self.columns.full) if kind == "weight" else (self.out_size,)
 
     def fill(self, kind: str, parts: tuple[str, ...], stored: Stored) -> None:
+        if kind == "weight" and stored.kind in self.keeps:
+            self.quantized[""] = Quantized(stored.kind, stored.read_stored(slice(0, self.out_size)))
+            return
         start = self.columns.start
         columns = slice(start, start + self.columns.rows) if kind == "weight" else None
         getattr(self, kind).copy_(stored.read(slice(0, self.out_size), columns))
@@ -135,7 +164,7 @@ class VocabTable(Layer):
 
     def __init__(self, place: Placement, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.ops, self.group, self.vocab_size = place.ops, place.group, vocab_size
+        self.ops, self.group, self.vocab_size, self.keeps = place.ops, place.group, vocab_size, place.keeps
         rows = -(-vocab_size // place.group.size)
         self.start = place.group.rank * rows
         self.weight = place.empty(rows, hidden_size)
@@ -160,7 +189,9 @@ class VocabTable(Layer):
 
     def fill(self, kind: str, parts: tuple[str, ...], stored: Stored) -> None:
         end = min(self.start + len(self.weight), self.vocab_size)
-        if end > self.start:
+        if stored.kind in self.keeps:
+            self.quantized[""] = Quantized(stored.kind, stored.read_stored(slice(self.start, end)))
+        elif end > self.start:
             self.weight[: end - self.start] = stored.read(slice(self.start, end))
 
 

@@ -33,18 +33,21 @@ def load_model(
     load_format: LoadFormat = "auto",
     progress: Progress | None = None,
     max_model_len: int | None = None,
+    keeps: frozenset[str] = frozenset(),
 ) -> Decoder:
     """Make this rank's share of a model, ready for `torch.inference_mode`.
 
     `dummy` fills it with random weights from a fixed seed and reads no weight file. `max_model_len` is the longest
     context that will be served (by default what the facts allow); kinds of rope that depend on length are set by it.
+    Matrices of the quantized kinds in `keeps` are left as they are stored, for `CompiledDecoder`; the decoder by itself
+    cannot run then.
 
     Raises:
         ModelError: the architecture is unknown, or a file is missing, damaged, or does not fit it.
         ConfigError: the ranks cannot divide the model.
     """
     spec = spec_of(facts)
-    place = Placement(select(device.type), dtype, device, group or SingleGroup())
+    place = Placement(select(device.type), dtype, device, group or SingleGroup(), keeps)
     model = Decoder(spec, place, max_model_len or facts.max_model_len)
     if load_format == "dummy":
         _fill_randomly(model)

@@ -8,7 +8,7 @@ import torch
 from rayllm.config.engine import EngineConfig
 from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.worker import StepPlan, StepResult
-from rayllm.model.compiled import CompiledDecoder
+from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model
 from rayllm.worker.batch import Batch, StepInputs
@@ -107,14 +107,16 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
     Raises:
         ModelError: its files cannot be used.
     """
+    compiled = device.type == "cpu" and config.attention_backend != "torch" and library() is not None
     decoder = load_model(
-        config.model, DTYPES[config.dtype], device, load_format=config.load_format, max_model_len=config.max_model_len
-    )
-    if device.type == "cpu" and config.attention_backend != "torch" and library() is not None:
-        # The kernels have threads of their own; torch, which does the rest, must not keep others spinning.
-        torch.set_num_threads(1)
-        return CompiledDecoder(decoder, thread_count(config), config.max_num_batched_tokens)
-    return decoder
+        config.model, DTYPES[config.dtype], device, load_format=config.load_format,
+        max_model_len=config.max_model_len, keeps=KEPT_KINDS if compiled else frozenset(),
+    )  # fmt: skip
+    if not compiled:
+        return decoder
+    # The kernels have threads of their own; torch, which does the rest, must not keep others spinning.
+    torch.set_num_threads(1)
+    return CompiledDecoder(decoder, thread_count(config), config.max_num_batched_tokens)
 
 
 def parts_of(cache: torch.Tensor | LayerCache) -> tuple[torch.Tensor, ...]:

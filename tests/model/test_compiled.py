@@ -4,15 +4,18 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 
 from rayllm.errors import ConfigError
-from rayllm.model.compiled import CompiledDecoder
+from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
+from rayllm.model.layers import ColumnLinear, Quantized, RowLinear
 from rayllm_kernels.native.library import library
+from tests.model.gguf_writer import write_gguf
 from tests.model.runner import Runner, Sequence, all_logits
-from tests.models import TINY, VOCAB
+from tests.models import TINY, VOCAB, make_tiny
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 Tiny, Load = Callable[[str], Path], Callable[..., Decoder]
@@ -78,3 +81,43 @@ def test_same_bits_alone_and_in_any_batch(tiny: Tiny, load: Load, dtype: torch.d
 def test_block_size_that_does_not_fit_is_refused(tiny: Tiny, load: Load) -> None:
     with pytest.raises(ConfigError, match="block-size"):
         compiled(load, tiny("llama")).new_caches(4, 24)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_quantized_weights_are_used_as_they_are(tiny: Tiny, load: Load, tmp_path: Path, kind: str) -> None:
+    """Close to the same file dequantized; the decoder's own matrices are never filled."""
+    folder = make_tiny("llama", tmp_path / "model", hidden_size=96, intermediate_size=64, head_dim=32)
+    file = write_gguf(folder, tmp_path / "model.gguf", "llama", kind)
+    tokens = random_tokens(40)
+    wanted = all_logits(load(file), tokens)
+    got = all_logits(CompiledDecoder(load(file, keeps=KEPT_KINDS), 2, 64), tokens)
+    assert (got - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+def test_parts_of_several_kinds(load: Load, tmp_path: Path) -> None:
+    """Queries and keys in one format, values in another, gate and up different: as files of mixed formats have it."""
+    folder = make_tiny("llama_biases", tmp_path / "model", hidden_size=96, intermediate_size=64, head_dim=32)
+    plain = load(folder)
+    tokens = random_tokens(40)
+    model = load(folder)
+    with torch.no_grad():
+        for layer, other in zip(model.layers, plain.layers, strict=True):
+            mix(layer.attention.qkv, other.attention.qkv, {"q": "Q8_0", "k": "Q8_0", "v": "Q4_1"})
+            mix(layer.mlp.gate_up, other.mlp.gate_up, {"gate": "Q8_0"})
+            mix(layer.attention.out, other.attention.out, {"": "Q4_0"})
+    wanted = all_logits(plain, tokens)
+    got = all_logits(CompiledDecoder(model, 2, 64), tokens)
+    assert (got - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+def mix(layer: ColumnLinear | RowLinear, other: ColumnLinear | RowLinear, kinds: dict[str, str]) -> None:
+    """Quantize parts of a layer, and give the other one the values that they stand for."""
+    offset = 0
+    sizes = zip(layer.parts, layer.sizes, strict=True) if isinstance(layer, ColumnLinear) else [("", layer.out_size)]
+    for name, size in sizes:
+        if name in kinds:
+            kind = gguf.GGMLQuantizationType[kinds[name]]
+            rows = gguf.quants.quantize(other.weight[offset : offset + size].numpy(), kind)
+            layer.quantized[name] = Quantized(kinds[name], torch.from_numpy(rows))
+            other.weight[offset : offset + size] = torch.from_numpy(gguf.quants.dequantize(rows, kind))
+        offset += size
