@@ -1,17 +1,21 @@
-"""One more HTTP process beside the first, on the same socket: joins the cluster and serves until it is told to stop."""
+"""More HTTP processes beside the first, on the same socket: each joins the cluster and serves until told to stop."""
 
 import asyncio
 import logging
 import multiprocessing
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.context import SpawnProcess
 
 from rayllm.config.environment import Environment
 from rayllm.config.serve import ServeSettings
 from rayllm.serving.logs import configure_logging
 
 log = logging.getLogger(__name__)
+
+RESTART_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +62,35 @@ async def _serve(plan: ApiProcess, listener: socket.socket) -> int:
     await stop.wait()
     await end_http(http, service, plan.settings.http)
     return 0
+
+
+class ApiProcesses:
+    """Starts such processes from the first one, replaces those that die, and ends them."""
+
+    def __init__(self, plans: Sequence[ApiProcess], listener: socket.socket) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._listener = listener
+        self._stopping = False
+        self._processes: dict[int, SpawnProcess] = {}
+        self._keepers = [asyncio.get_running_loop().create_task(self._keep(plan)) for plan in plans]
+
+    async def stop(self, grace_s: float) -> None:
+        """End all of them; those that take longer than `grace_s` are killed."""
+        self._stopping = True
+        for process in self._processes.values():
+            process.terminate()
+        _, late = await asyncio.wait(self._keepers, timeout=grace_s) if self._keepers else (set(), set())
+        if late:
+            for process in self._processes.values():
+                process.kill()
+            await asyncio.wait(late)
+
+    async def _keep(self, plan: ApiProcess) -> None:
+        while not self._stopping:
+            process = self._context.Process(target=run, args=(plan, self._listener), name=f"rllm-http-{plan.number}")
+            process.start()
+            self._processes[plan.number] = process
+            await asyncio.to_thread(process.join)
+            if not self._stopping:
+                log.error("HTTP server %d ended (%s); starting another", plan.number, process.exitcode)
+                await asyncio.sleep(RESTART_S)

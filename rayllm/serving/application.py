@@ -35,6 +35,7 @@ MANY = 100_000
 """Handle calls at once: the engine's own queue is what limits."""
 STOP_S = 10.0
 HEALTH_S = 2.0
+HEALTH_TIMEOUT_S = 10.0
 SERVE_ONLY = (
     "host",
     "port",
@@ -71,6 +72,7 @@ def engine_app(resolved: Resolved, runtime: Runtime) -> Application:
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=MANY,
         health_check_period_s=HEALTH_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=STOP_S,
         request_router_config=RequestRouterConfig(request_router_class=ENGINE_ROUTER),  # type: ignore[arg-type]

@@ -58,6 +58,8 @@ class Fleet:
         self._changed = asyncio.Event()
         self._last_failure = "no engine has been seen yet"
         self._closed = False
+        self.placed = 0
+        """Requests that engines admitted so far."""
 
     def start(self) -> None:
         """Begin to look for engines."""
@@ -163,6 +165,7 @@ class Fleet:
             except ConnectionError:
                 continue
             if refusal is None:
+                self.placed += 1
                 return session
             if refusal.kind == "request":
                 raise _request_error(refusal)

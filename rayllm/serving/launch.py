@@ -5,7 +5,6 @@ import contextlib
 import functools
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from rayllm.serving.http_server import HttpServer, bind, url_of
 from rayllm.serving.ray_cluster import Cluster
 
 if TYPE_CHECKING:
+    from rayllm.serving.api_process import ApiProcesses
     from rayllm.serving.service import ServiceImpl
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ APP = "rayllm"
 ROUTER_APP = "rayllm-router"
 RENDERER_APP = "rayllm-renderer"
 INTERRUPTED = 130
+STOP_S = 2.0
 
 
 def serve_model(resolved: Resolved, environment: Environment, variables: MutableMapping[str, str]) -> int:
@@ -56,10 +57,19 @@ def run_in_loop(main: Coroutine[Any, Any, int]) -> int:
 
 
 def catch_signals(stop: asyncio.Event) -> None:
-    """Have SIGINT and SIGTERM set the event. To be called again after `ray.init`, whose own handler prints a trace."""
+    """Have SIGINT and SIGTERM set the event, and end the process at once where it is set already.
+
+    To be called again after `ray.init`, whose own handler prints a trace.
+    """
+
+    def caught() -> None:
+        if stop.is_set():
+            os._exit(INTERRUPTED)
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().remove_signal_handler(number)
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, caught)
 
 
 async def end_http(http: HttpServer, service: "ServiceImpl", settings: HttpSettings) -> None:
@@ -95,7 +105,7 @@ class _Launch:
         self._cluster = cluster
         self._listener = listener
         self._began = began
-        self._servers: list[Any] = []
+        self._processes: ApiProcesses | None = None
 
     async def run(self) -> int:
         """Start, serve, stop."""
@@ -168,7 +178,7 @@ class _Launch:
         if self._settings.engines > 1:
             helpers.append((ROUTER_APP, router_app(engines, runtime)))
         address = await asyncio.wrap_future(self._cluster.submit(lambda: self._cluster.address))
-        self._start_api_servers(address)
+        self._start_api_processes(address)
         self._announce()
         await asyncio.wrap_future(self._cluster.submit(functools.partial(self._cluster.deploy, helpers)))
 
@@ -186,25 +196,20 @@ class _Launch:
             with contextlib.suppress(RayLLMError):
                 await watching
 
-    def _start_api_servers(self, address: str) -> None:
-        """The other HTTP processes, on the same socket."""
-        from rayllm.serving.api_process import ApiProcess, run
+    def _start_api_processes(self, address: str) -> None:
+        from rayllm.serving.api_process import ApiProcess, ApiProcesses
 
-        context = multiprocessing.get_context("spawn")
-        for number in range(1, self._settings.http.servers):
-            plan = ApiProcess(number=number, settings=self._settings, environment=self._environment, address=address)
-            process = context.Process(target=run, args=(plan, self._listener), name=f"rllm-http-{number}")
-            process.start()
-            self._servers.append(process)
+        plans = [
+            ApiProcess(number=number, settings=self._settings, environment=self._environment, address=address)
+            for number in range(1, self._settings.http.servers)
+        ]
+        self._processes = ApiProcesses(plans, self._listener)
 
     async def _end(self, http: HttpServer, service: "ServiceImpl") -> None:
-        for process in self._servers:
-            process.terminate()
-        await end_http(http, service, self._settings.http)
-        for process in self._servers:
-            await asyncio.to_thread(process.join, self._settings.http.shutdown_timeout_s + 2.0)
-            if process.is_alive():
-                process.kill()
+        ends = [end_http(http, service, self._settings.http)]
+        if self._processes is not None:
+            ends.append(self._processes.stop(self._settings.http.shutdown_timeout_s + STOP_S))
+        await asyncio.gather(*ends)
         await asyncio.to_thread(self._cluster.stop)
 
     def _announce(self) -> None:

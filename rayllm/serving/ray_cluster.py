@@ -5,6 +5,7 @@ thread that started them ends, which is what cleans up after a server that was k
 """
 
 import logging
+import os
 import re
 import secrets
 import shutil
@@ -13,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rayllm.errors import ConfigError, RayLLMError
@@ -24,6 +26,7 @@ OBJECT_STORE_BYTES = 128 * 2**20
 ERROR_LINE = re.compile(r"^(?:\S+\.)?rayllm\.errors\.\w+: (.*)$", re.MULTILINE)
 POLL_S = 0.3
 JOIN_S = 5.0
+FOLDER = "rllm-"
 
 
 class DeployFailed(RayLLMError):
@@ -46,7 +49,8 @@ class Cluster:
         self._started = False
         self._serve_was_there = False
         if self.private:
-            self._folder = tempfile.mkdtemp(prefix="rllm-")
+            _remove_abandoned()
+            self._folder = tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=_short_folder())
             environment.update(_private_variables(self._folder))
         environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
@@ -93,9 +97,18 @@ class Cluster:
         return address
 
     def deploy(self, apps: Sequence[tuple[str, Any]]) -> None:
-        """Deploy applications by name, without waiting for them. To be called in Ray's thread."""
+        """Deploy applications by name, without waiting for them. To be called in Ray's thread.
+
+        Raises:
+            ConfigError: the cluster has an application of such a name.
+        """
         from ray import serve
 
+        if not self.private and (taken := {name for name, _ in apps} & serve.status().applications.keys()):
+            name = min(taken)
+            raise ConfigError(
+                "--ray-address", f"the cluster runs an application {name!r} already", "end that one first"
+            )
         self._apps += [name for name, _ in apps]
         logging_config = {"log_level": "ERROR", "enable_access_log": False}
         targets = [
@@ -150,6 +163,20 @@ def _serve_runs() -> bool:
     except ValueError:
         return False
     return True
+
+
+def _short_folder() -> str:
+    """Where temporary files go; paths of sockets in it must stay under 107 bytes."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) < 20 else "/tmp"
+
+
+def _remove_abandoned() -> None:
+    """Remove what servers left that were killed and could not clean up."""
+    for folder in Path(_short_folder()).glob(f"{FOLDER}*-*"):
+        pid = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_reachable(address: str) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from rayllm.api.service import Stream
-from rayllm.errors import RequestError
+from rayllm.errors import Overloaded, RequestError
 from rayllm.messages.engine import Add
+from rayllm.messages.ingress import EngineStats
 from rayllm.render.renderer import Renderer
 from rayllm.serving.batcher import Batcher
 from rayllm.serving.directory import ServeDirectory, machine_address
@@ -113,8 +114,13 @@ class ServiceImpl:
     # -- within
 
     async def _engines(self) -> Fleet:
-        await self._attached.wait()
-        assert self._fleet is not None
+        if self._fleet is None:
+            try:
+                async with asyncio.timeout(self._limits.replica_wait_s):
+                    await self._attached.wait()
+            except TimeoutError:
+                raise Overloaded("the engines are starting", retry_after=5.0) from None
+            assert self._fleet is not None
         return self._fleet
 
     async def _elsewhere(self, job: Job) -> list[int] | None:
@@ -132,24 +138,28 @@ class ServiceImpl:
         return rendered
 
     async def _log_stats(self, fleet: Fleet) -> None:
-        """Log a line for each engine every ten seconds, while there is something to tell."""
-        before: dict[str, tuple[int, int]] = {}
+        """Log a line for each engine every ten seconds in which there was something to do."""
+        before: dict[str, EngineStats] = {}
+        placed = 0
         while True:
             await asyncio.sleep(STATS_EVERY_S)
-            if fleet.load() == 0 and not before:
+            if fleet.load() == 0 and fleet.placed == placed:
                 continue
-            now = {}
-            for engine, stats in (await fleet.stats()).items():
-                prompt, generated = before.get(engine, (stats.prompt_tokens, stats.generation_tokens))
-                log.info(
-                    "engine %s: %.1f prompt and %.1f output tokens/s; %d running, %d waiting; KV cache %.1f%%, "
-                    "prefix hits %.1f%%",
-                    engine, (stats.prompt_tokens - prompt) / STATS_EVERY_S,
-                    (stats.generation_tokens - generated) / STATS_EVERY_S, stats.load.running, stats.load.waiting,
-                    100 * stats.load.kv_usage, 100 * stats.prefix_hits / max(1, stats.prefix_queries),
-                )  # fmt: skip
-                now[engine] = (stats.prompt_tokens, stats.generation_tokens)
-            before = now if fleet.load() else {}
+            placed, stats = fleet.placed, await fleet.stats()
+            for engine, now in stats.items():
+                log.info("engine %s: %s", engine, _stats_line(before.get(engine, EngineStats()), now))
+            before = stats
+
+
+def _stats_line(before: EngineStats, now: EngineStats) -> str:
+    prompt = (now.prompt_tokens - before.prompt_tokens) / STATS_EVERY_S
+    output = (now.generation_tokens - before.generation_tokens) / STATS_EVERY_S
+    hits = 100 * now.prefix_hits / max(1, now.prefix_queries)
+    return (
+        f"{prompt:.1f} prompt and {output:.1f} output tokens/s; {now.load.running} running, "
+        f"{now.load.waiting} waiting; "
+        f"KV cache {100 * now.load.kv_usage:.1f}%, prefix hits {hits:.1f}%"
+    )
 
 
 def _render_call(renderer: DeploymentHandle[Any]) -> Any:

@@ -1,5 +1,6 @@
 """`rayllm serve` as a user meets it: the real server with the demo model, and the official client."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.launch import descendants, free_port, served
+from tests.launch import descendants, free_port, is_zombie, served
 from tests.models import smollm2_gguf
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.smollm2]
@@ -53,7 +54,7 @@ def engines(server):
 
 def engine_pids(server):
     family = descendants(server.process.pid)
-    return [pid for pid in family if "ServeReplica:rayllm:engine" in Path(f"/proc/{pid}/cmdline").read_text()]
+    return [pid for pid in family if "ServeReplica:rayllm:engine" in command_of(pid)]
 
 
 def test_chat(client):
@@ -108,6 +109,23 @@ def test_a_stream_survives_the_death_of_its_engine(pair, client):
     wait_for(lambda: len(engines(pair)) == 2)
 
 
+def test_an_http_process_that_dies_is_replaced(pair):
+    def others():
+        return [pid for pid in descendants(pair.process.pid) if "spawn_main" in command_of(pid)]
+
+    [victim] = others()
+    os.kill(victim, 9)
+    wait_for(lambda: others() and victim not in others())
+    # The first process never stopped serving.
+    assert httpx.get(f"{pair.url}/health", timeout=10).status_code == 200
+
+
+def command_of(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
 def busy_engine(server):
     """The engine process that used most CPU within a fifth of a second."""
 
@@ -136,6 +154,15 @@ def test_one_cpu_is_enough_and_the_end_is_quick(tmp_path):
         assert "curl http://127.0.0.1" in server.log.read_text()
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_a_killed_server_takes_its_parts_along(tmp_path):
+    """Nobody is left to clean up; the kernel and the processes themselves do. (Ray's agents take most of a minute.)"""
+    with served(smollm2_gguf(), "--max-model-len", "512", folder=tmp_path) as server:
+        family = [pid for pid in server.family() if "Agent" not in command_of(pid)]
+        assert len(family) > 5
+        os.kill(server.process.pid, 9)
+        wait_for(lambda: all(is_zombie(pid) for pid in family), 20)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,102 @@
+"""What plain handle calls get, over a fake engine and the demo model's tokenizer."""
+
+import asyncio
+
+import pytest
+
+from rayllm.config.serve import FrontendSettings
+from rayllm.errors import ContextTooLong, RequestError
+from rayllm.render.renderer import Renderer
+from rayllm.render.tokenizer import Tokenizer
+from rayllm.serving.fake import expected_output
+from rayllm.serving.generation import Generator
+from tests.models import smollm2_gguf
+
+pytestmark = pytest.mark.smollm2
+
+
+@pytest.fixture(scope="module")
+def renderer():
+    return Renderer(Tokenizer.load(str(smollm2_gguf())))
+
+
+@pytest.fixture
+async def generator(service, renderer):
+    frontend = FrontendSettings(
+        model_path="m", served_model_names=("m",), tokenizer_path="m", max_model_len=100, vocab_size=49152,
+        eos_token_ids=(2,), generation_defaults={"temperature": 0.5},
+    )  # fmt: skip
+    return Generator(frontend, renderer, await service.start(interval_s=0.001))
+
+
+async def test_the_whole_answer(generator, renderer):
+    answer = await generator.generate("Hello there", {"max_tokens": 12})
+    prompt = renderer.tokenize("Hello there")
+    assert answer.prompt_tokens == len(prompt)
+    assert answer.choices[0].token_ids == expected_output(prompt, 12)
+    assert answer.text == renderer.detokenize(expected_output(prompt, 12), skip_special_tokens=True)
+    assert answer.choices[0].finish_reason == "length"
+
+
+async def test_pieces_join_to_the_whole(generator):
+    pieces = [piece async for piece in generator.stream([5, 6, 7], {"max_tokens": 30})]
+    whole = await generator.generate([5, 6, 7], {"max_tokens": 30})
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert [token for piece in pieces for token in piece.token_ids] == whole.choices[0].token_ids
+    assert [piece.finish_reason for piece in pieces][-1] == "length"
+
+
+async def test_several_choices(generator, service):
+    answer = await generator.generate([5, 6, 7], {"max_tokens": 5, "n": 3, "seed": 11})
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    adds = service.engines["e1"].adds
+    assert sorted(add.choice_index for add in adds) == [0, 1, 2]
+    assert {add.sampling.seed for add in adds} == {11}
+    assert {add.sampling.temperature for add in adds} == {0.5}
+
+
+async def test_a_conversation_is_rendered(generator, service, renderer):
+    messages = [{"role": "user", "content": "Hi"}]
+    await generator.generate(messages, {"max_tokens": 1})
+    assert service.engines["e1"].adds[0].prompt_token_ids == renderer.render_chat(messages, None, {})
+
+
+async def test_without_max_tokens_the_context_is_the_limit(generator, service):
+    async for _ in generator.stream([1] * 90):
+        pass
+    assert service.engines["e1"].adds[0].sampling.max_tokens == 10
+
+
+async def test_a_stop_string_ends_the_answer_and_the_request(generator, service, helpers):
+    whole = await generator.generate([5, 6, 7], {"max_tokens": 30})
+    stop = whole.text[len(whole.text) // 2 :][:3]
+    cut = await generator.generate([5, 6, 7], {"max_tokens": 30, "stop": [stop]})
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert (cut.choices[0].finish_reason, cut.choices[0].stop_reason) == ("stop", stop)
+
+
+async def test_who_leaves_early_ends_the_request(generator, service, helpers):
+    pieces = generator.stream([5, 6, 7], {"max_tokens": 90})
+    await anext(pieces)
+    await pieces.aclose()
+    await helpers.until(lambda: service.engines["e1"].load().running == 0)
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "param"),
+    [
+        ("Hi", {"temperature": -1}, "temperature"),
+        ("Hi", {"heat": 1}, "heat"),
+        ("Hi", {"temperature": "warm"}, "sampling"),
+        ([5, 49152], {}, "prompt"),
+        ([5] * 100, {}, "prompt"),
+        ([5] * 90, {"max_tokens": 20}, "max_tokens"),
+    ],
+)
+async def test_bad_requests_are_named(generator, prompt, sampling, param):
+    with pytest.raises(RequestError) as caught:
+        await generator.generate(prompt, sampling)
+    assert caught.value.param == param
+    if param == "max_tokens":
+        assert isinstance(caught.value, ContextTooLong)
