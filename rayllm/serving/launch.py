@@ -20,6 +20,7 @@ from rayllm.config.resolve import Resolved
 from rayllm.config.serve import HttpSettings, ServeSettings
 from rayllm.errors import RayLLMError
 from rayllm.serving.http_server import HttpServer, bind, url_of
+from rayllm.serving.processes import descendants, end
 from rayllm.serving.ray_cluster import Cluster
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ ROUTER_APP = "rayllm-router"
 RENDERER_APP = "rayllm-renderer"
 INTERRUPTED = 130
 STOP_S = 2.0
+GRACE_S = 0.5
 
 
 def serve_model(resolved: Resolved, environment: Environment, variables: MutableMapping[str, str]) -> int:
@@ -210,7 +212,10 @@ class _Launch:
         if self._processes is not None:
             ends.append(self._processes.stop(self._settings.http.shutdown_timeout_s + STOP_S))
         await asyncio.gather(*ends)
+        family = descendants() if self._cluster.private else []
         await asyncio.to_thread(self._cluster.stop)
+        # Ray's agents take most of a minute to notice where their parent ended too fast to tell them.
+        await asyncio.to_thread(end, family, GRACE_S)
 
     def _announce(self) -> None:
         url, name = url_of(self._listener), self._settings.frontend.served_model_names[0]
