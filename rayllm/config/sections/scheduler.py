@@ -7,7 +7,7 @@ SCHEDULER = (
         name="max-num-batched-tokens",
         kind=Kind.HUMAN_INT,
         minimum=1,
-        help="Tokens computed in one step, of prompts and outputs together. Unset: 2048.",
+        help="Tokens computed in one step, of prompts and outputs together. Unset: 512 on a CPU.",
     ),
     Option(name="max-num-seqs", kind=Kind.INT, minimum=1, help="Requests that run at once. Unset: 256."),
     Option(
