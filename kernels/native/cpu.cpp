@@ -132,6 +132,49 @@ void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, in
     });
 }
 
+// The column of the largest product of each row, the first of equals, without keeping the products.
+void best_columns(Pool& pool, Scratch* scratch, const Weight& w, const float* x, long ldx, long rows, int64_t* out) {
+    struct Best { float value; long column; };
+    std::vector<Best> best(size_t(rows * pool.size()), Best{NEVER, 0});
+    const int group = 4;
+    pool.run((w.panels() + group - 1) / group, [&](long g, int thread) {
+        Scratch& s = scratch[thread];
+        long last = std::min<long>((g + 1) * group, w.panels());
+        for (long r0 = 0; r0 < rows; r0 += ROW_BLOCK) {
+            long count = std::min(ROW_BLOCK, rows - r0);
+            for (long p = g * group; p < last;) {
+                int some = last - p >= 4 ? 4 : last - p >= 2 ? 2 : 1;
+                multiply(w, p, some, x + r0 * ldx, ldx, count, s.acc, s);
+                long column = p * LANES, n = std::min<long>(some * LANES, w.n - column);
+                for (long r = 0; r < count; r++) {
+                    Best& mine = best[size_t(thread * rows + r0 + r)];
+                    const float* from = s.acc + r * some * LANES;
+                    // Compare whole panels first: a new best is rare.
+                    vf top = splat(NEVER);
+                    for (int v = 0; v < some * NV; v++) {
+                        vf y = load<vf>(from + v * VW);
+                        top = y > top ? y : top;
+                    }
+                    float most = top[0];
+                    for (int i = 1; i < VW; i++) most = std::max(most, float(top[i]));
+                    if (most < mine.value) continue;
+                    for (long i = 0; i < n; i++)
+                        if (from[i] > mine.value || (from[i] == mine.value && column + i < mine.column)) mine = {from[i], column + i};
+                }
+                p += some;
+            }
+        }
+    });
+    for (long r = 0; r < rows; r++) {
+        Best all = best[size_t(r)];
+        for (int t = 1; t < pool.size(); t++) {
+            const Best& other = best[size_t(t * rows + r)];
+            if (other.value > all.value || (other.value == all.value && other.column < all.column)) all = other;
+        }
+        out[r] = all.column;
+    }
+}
+
 // ---- rows: norms, embedding, rotation
 
 // Rows are handed out several at a time, so that a piece is worth its overhead.
@@ -580,6 +623,12 @@ void rk_linear(void* machine, int kind, const void* packed, const float* bias, i
 
 void rk_argmax(void* machine, const float* x, int64_t ldx, int64_t rows, int64_t n, int64_t* out) {
     ((Machine*)machine)->pool.run(rows, [&](long r, int) { out[r] = argmax(x + r * ldx, n); });
+}
+
+void rk_best_columns(void* machine, int kind, const void* packed, int64_t n, int64_t k, const float* x, int64_t ldx, int64_t rows,
+                     int64_t* out) {
+    Machine& m = *(Machine*)machine;
+    best_columns(m.pool, m.scratch.get(), Weight{kind, n, k, (const uint8_t*)packed}, x, ldx, rows, out);
 }
 
 void rk_run(void* machine, const Instruction* program, int64_t length, float* const* buffers, const int64_t* widths, const Step* step) {

@@ -102,6 +102,10 @@ def library() -> Any | None:
             ),
         ),
         "argmax": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
+        "best_columns": (
+            None,
+            (c_void_p, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p),
+        ),
         "run": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p)),
     }
     for name, (result, arguments) in signatures.items():
@@ -184,6 +188,16 @@ class Machine:
         self._lib.rk_argmax(
             self.handle, x_RV.data_ptr(), x_RV.stride(0), x_RV.shape[0], x_RV.shape[1], out.data_ptr()
         )
+        return out
+
+    def best_columns(self, x_TK: Tensor, weight: Packed) -> Tensor:
+        """For each row, `argmax` of its products with `weight`, which are not kept: (T) int64."""
+        assert x_TK.dtype == torch.float32
+        out = torch.empty(len(x_TK), dtype=torch.int64)
+        self._lib.rk_best_columns(
+            self.handle, weight.kind, weight.address, weight.n, weight.k, x_TK.data_ptr(), x_TK.stride(0), len(x_TK),
+            out.data_ptr(),
+        )  # fmt: skip
         return out
 
     def run(self, program: Any, length: int, buffers: Any, widths: Any, step: Step) -> None:

@@ -89,6 +89,12 @@ class CompiledDecoder:
         """The first of the largest logits of each row, (R) int64."""
         return self._machine.argmax(logits_RV)
 
+    def likeliest(self, hidden_RD: Tensor) -> Tensor:
+        """`argmax` of `logits`, (R) int64, for less."""
+        if self.spec.final_soft_cap is not None:
+            return self.argmax(self.logits(hidden_RD))  # a cap can make different logits equal
+        return self._machine.best_columns(hidden_RD.contiguous(), self._head)
+
     def _build(self, caches: list[LayerCache]) -> Program:
         spec = self.spec
         query = spec.num_heads * spec.head_size

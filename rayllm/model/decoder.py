@@ -62,6 +62,10 @@ class Decoder(nn.Module):
         """The likeliest token of each row, (R) int64."""
         return logits_RV.argmax(dim=-1)
 
+    def likeliest(self, hidden_RD: Tensor) -> Tensor:
+        """`argmax` of `logits`, (R) int64."""
+        return self.argmax(self.logits(hidden_RD))
+
     def cache_specs(self) -> list[CacheSpec]:
         """What each layer caches, on this rank."""
         return [

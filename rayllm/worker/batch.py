@@ -29,6 +29,8 @@ class RowState:
     """The whole row; `tokens[:length]` is valid."""
     end_tokens: tuple[int, ...]
     """Tokens that may not come before `min_tokens`."""
+    plain: bool = False
+    """The likeliest token is wanted, with nothing that changes or reports logits."""
     length: int = 0
     """Prompt and output known so far; the position of the token to sample."""
     output_counts: dict[int, int] = field(default_factory=dict)
@@ -163,7 +165,7 @@ class Batch:
         ends = sampling.stop_token_ids if sampling.ignore_eos else (*self._end_tokens, *sampling.stop_token_ids)
         state = RowState(
             row=row, sampling=sampling, choice_index=start.choice_index, prompt_length=start.prompt_length,
-            tokens=self._tokens[row], end_tokens=ends, length=length,
+            tokens=self._tokens[row], end_tokens=ends, length=length, plain=_plain(sampling),
         )  # fmt: skip
         if _penalised(sampling):
             tokens, counts = np.unique(self._tokens[row, start.prompt_length : length], return_counts=True)
@@ -174,3 +176,11 @@ class Batch:
 
 def _penalised(sampling: SamplingParams) -> bool:
     return sampling.repetition_penalty != 1.0 or bool(sampling.frequency_penalty or sampling.presence_penalty)
+
+
+def _plain(sampling: SamplingParams) -> bool:
+    changed = sampling.allowed_token_ids is not None or sampling.bad_words_ids or sampling.min_tokens
+    return (
+        not (not sampling.greedy or changed or sampling.logit_bias or sampling.extra_args or _penalised(sampling))
+        and sampling.logprobs is None
+    )

@@ -64,6 +64,8 @@ class Sampler:
         """Apply to each row what its request asks for. Returns the rows that cannot go on, and why."""
         failed = {}
         for i, state in enumerate(states):
+            if state.plain:
+                continue
             apply_constraints(logits_RV[i], state)
             for name, argument in (state.sampling.extra_args or {}).items():
                 try:

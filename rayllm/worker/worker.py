@@ -14,7 +14,7 @@ from rayllm.model.loader import load_model
 from rayllm.worker.batch import Batch, StepInputs
 from rayllm.worker.memory import available_memory, populate
 from rayllm.worker.processors import load_processors
-from rayllm.worker.sampler import Sampler, prompt_logprobs
+from rayllm.worker.sampler import Sampled, Sampler, prompt_logprobs
 from rayllm_kernels.native.library import library
 from rayllm_kernels.native.program import LayerCache
 
@@ -74,8 +74,12 @@ class Worker:
         self._batch.advance(plan)
         if not inputs.sampled_rows:
             return StepResult([], [], {}, prompt)
-        logits_RV = self._model.logits(hidden_TD[inputs.sampled_positions])
-        sampled = self._sampler.sample(logits_RV, [self._batch.state(row) for row in inputs.sampled_rows])
+        states = [self._batch.state(row) for row in inputs.sampled_rows]
+        hidden_RD = hidden_TD[inputs.sampled_positions]
+        if all(state.plain for state in states):
+            sampled = Sampled(self._model.likeliest(hidden_RD).tolist())
+        else:
+            sampled = self._sampler.sample(self._model.logits(hidden_RD), states)
         self._batch.append(inputs.sampled_rows, sampled.token_ids)
         rows = inputs.sampled_rows
         return StepResult(

@@ -92,3 +92,12 @@ def test_argmax_takes_the_first_of_equals(machine: Machine, n: int) -> None:
     x[0] = float("-inf")
     wanted = [row.tolist().index(max(row.tolist())) for row in x]
     assert machine.argmax(x).tolist() == wanted
+
+
+@pytest.mark.parametrize(("n", "k"), [(49152, 64), (1003, 50), (5, 8), (40, 1537)])
+@pytest.mark.parametrize("rows", [1, 3, 64, 130])
+def test_best_columns_are_the_argmax_of_the_products(machine: Machine, n: int, k: int, rows: int) -> None:
+    weight = torch.randint(-2, 3, (n, k)).bfloat16()  # small whole numbers, so that there are equals
+    packed, x = machine.pack(weight), torch.randint(-2, 3, (rows, k)).float()
+    assert torch.equal(machine.best_columns(x, packed), machine.argmax(machine.linear(x, packed)))
+    assert torch.equal(Machine(1).best_columns(x, packed), machine.best_columns(x, packed))
