@@ -20,7 +20,7 @@ class Environment:
     step_limit_s: float = 300.0
     """A step that runs longer means a hung engine, which is replaced."""
     replica_wait_s: float = 60.0
-    """How long a request waits for an engine when there is none."""
+    """How long a request whose engine is gone waits for another."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":

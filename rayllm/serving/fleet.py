@@ -138,20 +138,21 @@ class Fleet:
     async def _place_new(self, streams: Sequence[RequestStream]) -> None:
         """Place choices of one prompt, in one engine if it takes them all, so that they share its blocks."""
         try:
-            first = await self._place(streams[0])
-            await asyncio.gather(*(self._place(stream, first) for stream in streams[1:]))
+            wait_s = self._limits.admit_wait_s
+            first = await self._place(streams[0], wait_s)
+            await asyncio.gather(*(self._place(stream, wait_s, first) for stream in streams[1:]))
         except ReplicaLost as error:
             raise Overloaded(str(error), retry_after=5.0) from error
 
-    async def _place(self, stream: RequestStream, preferred: Session | None = None) -> Session | None:
-        """Find an engine that admits a request. None if it was aborted meanwhile.
+    async def _place(self, stream: RequestStream, wait_s: float, preferred: Session | None = None) -> Session | None:
+        """Find an engine that admits a request, waiting so long if there is none. None if it was aborted meanwhile.
 
         Raises:
             RequestError, Overloaded: as `submit`.
             ReplicaLost: there is no engine, and none came in time.
         """
         refused: dict[str, Rejected] = {}
-        deadline = asyncio.get_running_loop().time() + self._limits.replica_wait_s
+        deadline = asyncio.get_running_loop().time() + wait_s
         while not stream.done:
             session = preferred if preferred and preferred.lost is None else await self._pick(refused, deadline)
             preferred = None
@@ -197,7 +198,7 @@ class Fleet:
     async def _move(self, stream: RequestStream) -> None:
         """Find a new place for a request whose engine is gone."""
         try:
-            await self._place(stream)
+            await self._place(stream, self._limits.replica_wait_s)
         except (Overloaded, RequestError, ReplicaLost) as error:
             stream.fail(ReplicaLost(f"the engine of this request is gone and no other could go on with it: {error}"))
         except asyncio.CancelledError:

@@ -116,7 +116,7 @@ class ServiceImpl:
     async def _engines(self) -> Fleet:
         if self._fleet is None:
             try:
-                async with asyncio.timeout(self._limits.replica_wait_s):
+                async with asyncio.timeout(self._limits.admit_wait_s):
                     await self._attached.wait()
             except TimeoutError:
                 raise Overloaded("the engines are starting", retry_after=5.0) from None

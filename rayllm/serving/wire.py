@@ -38,8 +38,10 @@ class SessionLimits:
     """First pause before a session is opened again; doubles up to twenty times that."""
     open_s: float = 30.0
     """Time for the call that opens a session."""
+    admit_wait_s: float = 10.0
+    """How long a new request waits for an engine while there is none."""
     replica_wait_s: float = 60.0
-    """How long a request waits for an engine while there is none."""
+    """How long a request whose engine is gone waits for another."""
 
 
 class WireError(Exception):

@@ -14,7 +14,15 @@ from rayllm.serving.session_server import SessionServer
 from rayllm.serving.wire import SessionLimits
 
 FAST = SessionLimits(
-    hello_s=0.5, ping_s=0.05, silence_s=0.6, watch_s=0.02, retry_s=0.02, open_s=1.0, replica_wait_s=1.0, step_s=5.0
+    hello_s=0.5,
+    ping_s=0.05,
+    silence_s=0.6,
+    watch_s=0.02,
+    retry_s=0.02,
+    open_s=1.0,
+    admit_wait_s=1.0,
+    replica_wait_s=1.0,
+    step_s=5.0,
 )
 
 

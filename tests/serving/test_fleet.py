@@ -75,7 +75,7 @@ async def test_a_lost_engine_is_replaced_and_its_requests_wait_for_it(service, h
 
 
 async def test_a_request_gives_up_when_no_engine_comes(service, helpers):
-    fleet = await service.start(limits=helpers.replace(helpers.limits, replica_wait_s=0.1))
+    fleet = await service.start(limits=helpers.replace(helpers.limits, admit_wait_s=0.1, replica_wait_s=0.1))
     [stream] = await fleet.submit([helpers.add([9], max_tokens=100)])
     service.engines["e1"].step()
     await helpers.until(lambda: len(stream._tokens) == 1)

@@ -40,7 +40,7 @@ class WordRenderer:
 
 
 def make_service(renderer_handle=None):
-    service = ServiceImpl(WordRenderer(), "demo", "test", SessionLimits(replica_wait_s=0.05))
+    service = ServiceImpl(WordRenderer(), "demo", "test", SessionLimits(admit_wait_s=0.05))
     if renderer_handle is not None:
         from rayllm.serving.batcher import Batcher
 
