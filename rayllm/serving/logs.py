@@ -1,4 +1,4 @@
-"""Logging of rayllm's own processes: one handler on the package's logger, set up at each process's entry."""
+"""Logging of rayllm's own processes: a handler on each package's logger, set up at each process's entry."""
 
 import logging
 import sys
@@ -7,11 +7,12 @@ FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
 
 
 def configure_logging(level: str) -> None:
-    """Log the package's records of this level and above to stderr. Idempotent."""
-    logger = logging.getLogger("rayllm")
-    logger.setLevel(level.upper())
-    logger.propagate = False
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
-        logger.addHandler(handler)
+    """Log our packages' records of this level and above to stderr. Idempotent."""
+    for name in ("rayllm", "rayllm_kernels"):
+        logger = logging.getLogger(name)
+        logger.setLevel(level.upper())
+        logger.propagate = False
+        if not logger.handlers:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
+            logger.addHandler(handler)
