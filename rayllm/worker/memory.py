@@ -38,20 +38,20 @@ CHUNK_BYTES = 8 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def populate(tensors: Iterable[torch.Tensor]) -> threading.Thread:
+def populate(tensors: Iterable[torch.Tensor], niceness: int = 19) -> threading.Thread:
     """Make the pages of host tensors present, on a background thread that runs when the CPU has nothing else to do.
 
     Else they would be made one by one in the middle of requests, and the process would seem to grow as it serves.
     Where the system cannot do it, nothing happens.
     """
     regions = [(tensor.data_ptr(), tensor.numel() * tensor.element_size()) for tensor in tensors]
-    thread = threading.Thread(target=_populate, args=(regions,), name="rllm-populate", daemon=True)
+    thread = threading.Thread(target=_populate, args=(regions, niceness), name="rllm-populate", daemon=True)
     thread.start()
     return thread
 
 
-def _populate(regions: list[tuple[int, int]]) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+def _populate(regions: list[tuple[int, int]], niceness: int) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for address, size in regions:

@@ -24,7 +24,7 @@ def test_populate_keeps_content_and_takes_the_memory() -> None:
     tensor = torch.from_numpy(np.zeros(48 << 20, np.uint8))
     tensor[12345] = 7
     before = resident()
-    populate([tensor]).join(timeout=60)
+    populate([tensor], niceness=0).join(timeout=60)
     assert resident() - before > 30 << 20
     assert tensor[12345] == 7
     assert int(tensor.sum()) == 7
