@@ -4,6 +4,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import signal
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ def run(plan: ApiProcess, listener: socket.socket) -> None:
     """The process's main function."""
     from rayllm.serving.launch import run_in_loop
 
+    # Ctrl-C in a terminal reaches the whole group, but the end is the first process's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(plan.environment.logging_level)
     os._exit(run_in_loop(_serve(plan, listener)))
 
@@ -45,14 +48,14 @@ async def _serve(plan: ApiProcess, listener: socket.socket) -> int:
     from rayllm.serving.launch import attach, catch_signals, end_http
 
     stop = asyncio.Event()
-    catch_signals(stop)
+    catch_signals(stop, [signal.SIGTERM])
     parent = multiprocessing.parent_process()
     assert parent is not None
     # The first process ends this one, and its death does too.
     asyncio.get_running_loop().add_reader(parent.sentinel, stop.set)
     runtime = Runtime.of(plan.environment)
     await asyncio.to_thread(ray.init, address=plan.address, logging_level=logging.ERROR, log_to_driver=False)
-    catch_signals(stop)
+    catch_signals(stop, [signal.SIGTERM])
     app, service = build_frontend(plan.settings.frontend, f"http-{os.getpid()}-{plan.number}", runtime.limits)
     attach(service, plan.settings, log_stats=False)
     await service.wait_healthy()

@@ -9,8 +9,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Coroutine, MutableMapping
+from collections.abc import Coroutine, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -58,8 +59,8 @@ def run_in_loop(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-def catch_signals(stop: asyncio.Event) -> None:
-    """Have SIGINT and SIGTERM set the event, and end the process at once where it is set already.
+def catch_signals(stop: asyncio.Event, numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
+    """Have signals set the event, and end the process at once where it is set already.
 
     To be called again after `ray.init`, whose own handler prints a trace.
     """
@@ -69,7 +70,7 @@ def catch_signals(stop: asyncio.Event) -> None:
             os._exit(INTERRUPTED)
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in numbers:
         asyncio.get_running_loop().remove_signal_handler(number)
         asyncio.get_running_loop().add_signal_handler(number, caught)
 
@@ -186,14 +187,15 @@ class _Launch:
 
     async def _healthy(self, service: "ServiceImpl") -> None:
         """Wait for the first engine, or for the news that there will be none."""
-        healthy = asyncio.create_task(service.wait_healthy())
-        watch = self._cluster.submit(functools.partial(self._cluster.watch_start, APP, healthy.done))
+        healthy, done = asyncio.create_task(service.wait_healthy()), threading.Event()
+        watch = self._cluster.submit(functools.partial(self._cluster.watch_start, APP, done))
         watching = asyncio.wrap_future(watch)
         try:
             await asyncio.wait([healthy, watching], return_when=asyncio.FIRST_COMPLETED)
             if not healthy.done():
                 watching.result()
         finally:
+            done.set()
             healthy.cancel()
             with contextlib.suppress(RayLLMError):
                 await watching

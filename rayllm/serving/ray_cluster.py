@@ -11,7 +11,7 @@ import secrets
 import shutil
 import socket
 import tempfile
-import time
+import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +24,7 @@ T = TypeVar("T")
 OBJECT_STORE_BYTES = 128 * 2**20
 """Next to nothing goes through the object store of a private Ray."""
 ERROR_LINE = re.compile(r"^(?:\S+\.)?rayllm\.errors\.\w+: (.*)$", re.MULTILINE)
-POLL_S = 0.3
+POLL_S = 0.5
 JOIN_S = 5.0
 FOLDER = "rllm-"
 
@@ -117,20 +117,19 @@ class Cluster:
         ]
         serve.run_many(targets, wait_for_ingress_deployment_creation=True, wait_for_applications_running=False)
 
-    def watch_start(self, app: str, done: Callable[[], bool]) -> None:
-        """Wait until `done`. To be called in Ray's thread.
+    def watch_start(self, app: str, done: threading.Event) -> None:
+        """Wait until `done` is set. To be called in Ray's thread.
 
         Raises:
             DeployFailed: a deployment of the application cannot start.
         """
         from ray import serve
 
-        while not done():
+        while not done.wait(POLL_S):
             status = serve.status().applications.get(app)
             if status is not None and status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
                 messages = [d.message for d in status.deployments.values() if d.status != "HEALTHY"]
                 raise _start_error("\n".join(messages) or status.message)
-            time.sleep(POLL_S)
 
     def stop(self) -> None:
         """End what was started: the private cluster, or the applications on one that was joined. Takes seconds."""
