@@ -1,7 +1,7 @@
 """`LLM`: one model in this process, without Ray or HTTP."""
 
 import itertools
-import secrets
+import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -81,6 +81,7 @@ class LLM:
         self._renderer = Renderer(Tokenizer.load(frontend.tokenizer_path), frontend.chat_template)
         self._engine = Engine.build(self.config)
         self._ids = itertools.count()
+        self._seeds = random.Random(frontend.seed)
         self._changed = threading.Condition()
         self._open: dict[int, _Choice] = {}
         self._engine.start(self._deliver)
@@ -177,7 +178,7 @@ class LLM:
     def _choices(self, prompt: list[int], sampling: SamplingParams) -> list["_Choice"]:
         check_sampling(sampling, self._limits)
         room = output_room(len(prompt), sampling.max_tokens, self._limits)
-        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
         one = msgspec.structs.replace(
             sampling, n=1, seed=seed, max_tokens=room, bad_words_ids=self._renderer.bad_words_ids(sampling.bad_words)
         )

@@ -1,5 +1,6 @@
 """What all endpoints share: the service, its settings, and the steps from a checked request to its choices."""
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class Front:
             max_model_len=settings.max_model_len,
             max_logprobs=settings.max_logprobs,
         )
-        self.sampling = Sampling(settings, self.limits, renderer)
+        self.sampling = Sampling(settings, self.limits, renderer, random.Random(settings.seed))
         self._check_defaults()
         self.created = int(time.time())
         """When the models came up, in Unix seconds."""

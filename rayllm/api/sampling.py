@@ -1,6 +1,6 @@
 """From the fields of a request to `SamplingParams`, with the model's defaults where a field is left out."""
 
-import secrets
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +40,8 @@ class Sampling:
     settings: FrontendSettings
     limits: Limits
     renderer: Renderer
+    seeds: random.Random
+    """Draws the seeds of requests that bring none."""
 
     def params(self, request: SamplingFields, logprobs: int | None, max_tokens: int | None) -> SamplingParams:
         """Checked parameters of a request but for the room of its output.
@@ -67,7 +69,7 @@ class Sampling:
         )
         check_sampling(params, self.limits)
         if params.seed is None:
-            params = msgspec.structs.replace(params, seed=secrets.randbits(63))
+            params = msgspec.structs.replace(params, seed=self.seeds.getrandbits(63))
         if params.bad_words:
             params = msgspec.structs.replace(params, bad_words_ids=self.renderer.bad_words_ids(params.bad_words))
         return params

@@ -30,6 +30,7 @@ class FrontendSettings:
     allow_credentials: bool = False
     root_path: str = ""
     seed: int = 0
+    """From it come the seeds of requests that bring none; differs between HTTP processes."""
     max_body_bytes: int = 64 << 20
     """Larger request bodies are refused with 413."""
     trust_request_chat_template: bool = False

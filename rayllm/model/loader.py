@@ -34,10 +34,11 @@ def load_model(
     progress: Progress | None = None,
     max_model_len: int | None = None,
     keeps: frozenset[str] = frozenset(),
+    seed: int = 0,
 ) -> Decoder:
     """Make this rank's share of a model, ready for `torch.inference_mode`.
 
-    `dummy` fills it with random weights from a fixed seed and reads no weight file. `max_model_len` is the longest
+    `dummy` fills it with random weights drawn from `seed` and reads no weight file. `max_model_len` is the longest
     context that will be served (by default what the facts allow); kinds of rope that depend on length are set by it.
     Matrices of the quantized kinds in `keeps` are left as they are stored, for `CompiledDecoder`; the decoder by itself
     cannot run then.
@@ -50,7 +51,7 @@ def load_model(
     place = Placement(select(device.type), dtype, device, group or SingleGroup(), keeps)
     model = Decoder(spec, place, max_model_len or facts.max_model_len)
     if load_format == "dummy":
-        _fill_randomly(model)
+        _fill_randomly(model, seed)
     else:
         fill(model, *_open(facts, spec, dtype), progress)
     return model.eval()
@@ -133,9 +134,9 @@ def _ignorable(name: str, model: Decoder, names: WeightNames) -> bool:
     return name.endswith(_IGNORED_ENDINGS) or name.startswith(names.ignored)
 
 
-def _fill_randomly(model: Decoder) -> None:
+def _fill_randomly(model: Decoder, seed: int) -> None:
     """Weights as at the start of a training: small, norms neutral."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
             for parameter in module.parameters(recurse=False):

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnProcess
 
 from rayllm.config.environment import Environment
@@ -56,7 +56,9 @@ async def _serve(plan: ApiProcess, listener: socket.socket) -> int:
     runtime = Runtime.of(plan.environment)
     await asyncio.to_thread(ray.init, address=plan.address, logging_level=logging.ERROR, log_to_driver=False)
     catch_signals(stop, [signal.SIGTERM])
-    app, service = build_frontend(plan.settings.frontend, f"http-{os.getpid()}-{plan.number}", runtime.limits)
+    # Else processes would give equal seeds to different requests.
+    frontend = replace(plan.settings.frontend, seed=plan.settings.frontend.seed + (plan.number << 64))
+    app, service = build_frontend(frontend, f"http-{os.getpid()}-{plan.number}", runtime.limits)
     attach(service, plan.settings, log_stats=False)
     await service.wait_healthy()
     http = HttpServer(app, plan.settings.http, listener)

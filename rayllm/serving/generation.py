@@ -1,7 +1,7 @@
 """Answers plain handle calls: a prompt in, text and tokens out, without an HTTP app."""
 
 import asyncio
-import secrets
+import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
@@ -27,6 +27,7 @@ class Generator:
         self._defaults = frontend.generation_defaults
         self._renderer = renderer
         self._fleet = fleet
+        self._seeds = random.Random(frontend.seed)
         self._limits = Limits(
             vocab_size=frontend.vocab_size, max_model_len=frontend.max_model_len, max_logprobs=frontend.max_logprobs
         )
@@ -95,7 +96,7 @@ class Generator:
         one = msgspec.structs.replace(
             params,
             n=1,
-            seed=params.seed if params.seed is not None else secrets.randbits(63),
+            seed=params.seed if params.seed is not None else self._seeds.getrandbits(63),
             max_tokens=output_room(len(prompt), params.max_tokens, self._limits, default),
             bad_words_ids=self._renderer.bad_words_ids(params.bad_words),
         )

@@ -115,6 +115,7 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
     decoder = load_model(
         config.model, DTYPES[config.dtype], device, load_format=config.load_format,
         max_model_len=config.max_model_len, keeps=KEPT_KINDS if compiled else frozenset(),
+        seed=config.seed,
     )  # fmt: skip
     if not compiled:
         return decoder

@@ -6,7 +6,7 @@ from rayllm.api.fake import Script
 from rayllm.errors import ConfigError
 
 from ..render.samples import byte_level, sentencepiece
-from .conftest import MAX_LEN, events, finish, joined, ok, refused
+from .conftest import MAX_LEN, Harness, events, finish, joined, ok, refused
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
@@ -206,6 +206,17 @@ class TestFields:
         await api.chat()
         first, second = (add.sampling.seed for add in api.service.adds)
         assert first != second
+
+    async def test_drawn_seeds_repeat_with_the_server_s_seed(self):
+        drawn = []
+        for seed in (5, 5, 6):
+            api = Harness(seed=seed)
+            api.script("x")
+            for _ in range(2):
+                ok(await api.chat())
+            drawn.append([add.sampling.seed for add in api.service.adds])
+        assert drawn[0] == drawn[1]
+        assert not set(drawn[0]) & set(drawn[2])
 
     async def test_clients_extras_that_ask_for_nothing(self, api):
         ok(await api.chat(user="u", metadata={"a": "b"}, store=False, service_tier="auto", modalities=["text"],

@@ -100,3 +100,18 @@ async def test_bad_requests_are_named(generator, prompt, sampling, param):
     assert caught.value.param == param
     if param == "max_tokens":
         assert isinstance(caught.value, ContextTooLong)
+
+
+async def test_drawn_seeds_repeat_with_the_server_s_seed(service, renderer):
+    frontend = FrontendSettings(
+        model_path="m", served_model_names=("m",), tokenizer_path="m", max_model_len=100, vocab_size=49152,
+        eos_token_ids=(2,), seed=5,
+    )  # fmt: skip
+    fleet = await service.start(interval_s=0.001)
+    for _ in range(2):
+        again = Generator(frontend, renderer, fleet)
+        for _ in range(3):
+            await again.generate([5], {"max_tokens": 1})
+    seeds = [add.sampling.seed for add in service.engines["e1"].adds]
+    assert seeds[:3] == seeds[3:]
+    assert len(set(seeds)) == 3

@@ -38,7 +38,14 @@ MODEL = (
         help="Type of weights and activations. auto: as stored, but bfloat16 for float16 where there is no GPU; half "
         "is float16, float is float32.",
     ),
-    Option(name="seed", kind=Kind.INT, default=0, minimum=0, maximum=2**63 - 1, help="Seed of dummy weights."),
+    Option(
+        name="seed",
+        kind=Kind.INT,
+        default=0,
+        minimum=0,
+        maximum=2**63 - 1,
+        help="From it come the seeds of requests that bring none, and dummy weights.",
+    ),
     Option(
         name="max-model-len",
         kind=Kind.HUMAN_INT,
