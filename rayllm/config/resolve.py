@@ -53,6 +53,8 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
     engines = values["data-parallel-size"]
     dtype = _dtype(values["dtype"], facts)
     block_size = values["block-size"] or DEFAULT_BLOCK_SIZE
+    if DEFAULT_BLOCK_SIZE % block_size and block_size % DEFAULT_BLOCK_SIZE:
+        raise ConfigError("--block-size", f"{block_size} is no divisor and no multiple of 16", "choose 16 or 32")
     share = CPU_MEMORY_SHARE * values["gpu-memory-utilization"] / 0.92
     blocks = values["num-gpu-blocks-override"]
     # With no size given, weights and KV come out of the same free memory.
@@ -90,9 +92,12 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
 def _resolve_serve(
     values: Values, facts: ModelFacts, engine: EngineConfig, files: Files, api_key: str | None
 ) -> ServeSettings:
+    names = tuple(values["served-model-name"] or (values["model"],))
+    if not all(names):
+        raise ConfigError("--served-model-name", "holds an empty name", "give a name, or leave it out")
     frontend = FrontendSettings(
         model_path=facts.path,
-        served_model_names=tuple(values["served-model-name"] or (values["model"],)),
+        served_model_names=names,
         tokenizer_path=values["tokenizer"] or facts.path,
         max_model_len=engine.max_model_len,
         vocab_size=facts.vocab_size,

@@ -302,7 +302,7 @@ def count_blocks(config: EngineConfig, executor: Executor) -> int:
             option,
             f"{blocks} blocks of {config.block_size} tokens cannot hold one request of "
             f"--max-model-len {config.max_model_len} tokens, which takes {need} blocks",
-            f"raise it to {need if config.num_blocks is not None else need * block_bytes} or lower --max-model-len "
-            f"to {blocks * config.block_size}",
+            f"raise it to {need if config.num_blocks is not None else need * block_bytes}"
+            + (f" or lower --max-model-len to {blocks * config.block_size}" if blocks > 0 else ""),
         )
     return blocks

@@ -23,6 +23,7 @@ from rayllm.config.registry import registry
 from rayllm.config.resolve import Resolved
 from rayllm.config.serve import FrontendSettings
 from rayllm.errors import ConfigError
+from rayllm.model.precheck import check_model
 from rayllm.serving.engine_server import EngineServer
 from rayllm.serving.logs import configure_logging
 from rayllm.serving.renderer_server import RendererServer
@@ -109,6 +110,7 @@ def build(args: Mapping[str, Any]) -> Application:
         if name in given:
             raise ConfigError(f"--{name}", "has no effect under serve run", "use Serve's own http_options")
     resolved = load(registry().values(given), environment.api_key)
+    check_model(resolved.engine)
     runtime = Runtime.of(environment)
     engines = engine_app(resolved, runtime)
     ingress = serve.deployment(

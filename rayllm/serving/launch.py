@@ -20,6 +20,7 @@ from rayllm.config.environment import Environment
 from rayllm.config.resolve import Resolved
 from rayllm.config.serve import HttpSettings, ServeSettings
 from rayllm.errors import RayLLMError
+from rayllm.model.precheck import check_model
 from rayllm.serving.http_server import HttpServer, bind, url_of
 from rayllm.serving.processes import descendants, end
 from rayllm.serving.ray_cluster import Cluster
@@ -43,9 +44,11 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
 
     Raises:
         ConfigError: the place to listen at is taken, or the Ray cluster cannot be joined.
+        ModelError: the model is of no known family, or damaged.
         RayLLMError: an engine could not start.
     """
     began = time.monotonic()
+    check_model(resolved.engine)
     listener = bind(resolved.serve.http)
     address = resolved.serve.ray_address or variables.get("RAY_ADDRESS") or None
     cluster = Cluster(address, variables)
@@ -230,7 +233,9 @@ class _Launch:
 
 def _curl(url: str, model: str, needs_key: bool) -> str:
     """A command to paste into a shell."""
-    body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    # Greedy: many models (any GGUF file) name no temperature of their own, and at 1 a small one rambles.
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": model, "messages": question, "temperature": 0}
     place = f"{url}/v1/chat/completions"
     if url.startswith("unix:"):
         place = f"--unix-socket {url[5:]} http://localhost/v1/chat/completions"

@@ -81,6 +81,8 @@ def test_automatic_length_is_what_fits():
         (["--num-gpu-blocks-override", "4"], "--num-gpu-blocks-override"),
         (["--load-format", "gguf"], "--load-format"),
         (["--logits-processors", "Nothing"], "--logits-processors"),
+        (["--block-size", "17"], "--block-size"),
+        (["--served-model-name", ""], "--served-model-name"),
     ],
 )
 def test_contradictions_are_named(arguments, option):
