@@ -74,6 +74,7 @@ class Fleet:
     async def close(self) -> None:
         """Close all sessions; what runs fails with `ReplicaLost`."""
         self._closed = True
+        self._changed.set()
         tasks = [*self._keepers.values(), *self._moves]
         for task in tasks:
             task.cancel()
@@ -177,9 +178,11 @@ class Fleet:
         """The engine to try next; None when all there are have refused.
 
         Raises:
-            ReplicaLost: there is none until the deadline.
+            ReplicaLost: there is none until the deadline, or will be none since the fleet is closed.
         """
         while not self._sessions:
+            if self._closed:
+                raise ReplicaLost("the server is shutting down")
             self._changed.clear()
             try:
                 async with asyncio.timeout_at(deadline):

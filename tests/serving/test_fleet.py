@@ -195,3 +195,17 @@ def test_merging_keeps_everything():
     assert merged.token_ids == [1, 2]
     assert [entry.token_id for entry in merged.logprobs] == [1, 2]
     assert (merged.finish_reason, merged.stop_token_id, merged.cached_tokens) == ("stop", 2, 2)
+
+
+async def test_closing_ends_what_waits_for_an_engine(service, helpers):
+    fleet = await service.start(limits=helpers.replace(helpers.limits, admit_wait_s=60))
+    service.kill_engine("e1")
+    await helpers.until(lambda: not fleet.sessions())
+    waits = asyncio.create_task(fleet.submit([helpers.add([9])]))
+    await asyncio.sleep(0.02)
+    assert not waits.done()
+    await fleet.close()
+    for late in (waits, fleet.submit([helpers.add([8])])):
+        async with asyncio.timeout(1):
+            with pytest.raises(Overloaded, match="shutting down"):
+                await late
