@@ -7,7 +7,7 @@ ingress (HTTP app) ──► router      which engine
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -145,7 +145,10 @@ class Ingress:
         log_stats: bool,
     ) -> None:
         configure_logging(runtime.level)
-        ingress_id = f"ingress-{serve.get_replica_context().replica_id.unique_id}"
+        context = serve.get_replica_context()
+        ingress_id = f"ingress-{context.replica_id.unique_id}"
+        # Else replicas would give equal seeds to different requests.
+        frontend = replace(frontend, seed=frontend.seed + (context.rank.rank << 64))
         self._app, self._service = build_frontend(frontend, ingress_id, runtime.limits)
         self._service.attach(engines, router, renderer, log_stats)
         await self._service.wait_healthy()
