@@ -30,11 +30,20 @@ def read_files(values: Values, facts: ModelFacts) -> Files:
     Raises:
         ConfigError: a file is missing or holds something else.
     """
+    _check_tokenizer(values["tokenizer"])
     return Files(
         chat_template=_chat_template(values["chat-template"]),
         generation_config=_generation_config(values["generation-config"]),
         weight_bytes=_weight_bytes(Path(facts.path)),
     )
+
+
+def _check_tokenizer(given: str | None) -> None:
+    """Refuse at once what cannot be a tokenizer; the rest is told when it is loaded."""
+    if given is None or Path(given).is_file() or (Path(given) / "tokenizer.json").is_file():
+        return
+    reason = "has no tokenizer.json" if Path(given).is_dir() else "does not exist"
+    raise ConfigError("--tokenizer", f"{given} {reason}", "name a folder that holds one, or a GGUF file")
 
 
 def _chat_template(given: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -38,7 +39,8 @@ def bind(http: HttpSettings) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError("--port", f"cannot listen on {host}:{http.port}: {error.strerror}", "take another") from None
+        option = "--host" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise ConfigError(option, f"cannot listen on {host}:{http.port}: {error.strerror}", "take another") from None
     return listener
 
 

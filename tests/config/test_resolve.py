@@ -121,7 +121,7 @@ def test_files_are_read(tmp_path):
     assert inline.chat_template == "{{ x }}"
 
 
-@pytest.mark.parametrize("option", ["--chat-template", "--generation-config"])
+@pytest.mark.parametrize("option", ["--chat-template", "--generation-config", "--tokenizer"])
 def test_missing_files_are_named(option):
     with pytest.raises(ConfigError, match=f"{option}: /no/such"):
         read_files(parse_arguments(["/m", option, "/no/such"], registry()), FACTS)
