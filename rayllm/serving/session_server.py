@@ -145,8 +145,9 @@ class SessionServer:
     async def _serve(self, started: Future[None]) -> None:
         loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        # Only this user may enter the folder; the secret is needed on top.
-        self._folder = tempfile.mkdtemp(prefix="rllm-")
+        # Only this user may enter the folder; the secret is needed on top. The name tells whose it is, so that the next
+        # server can remove what a killed one left.
+        self._folder = tempfile.mkdtemp(prefix=f"rllm-{os.getpid()}-")
         try:
             self._servers.append(
                 await loop.create_unix_server(self._make_connection, os.path.join(self._folder, "engine"))
