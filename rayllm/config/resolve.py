@@ -18,6 +18,8 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_BATCHED_TOKENS = 512
 """On a CPU, where more would keep other requests waiting for seconds; products are near their best speed already."""
 DEFAULT_SEQS = 256
+AUTO_MARGIN = 0.8
+"""What --max-model-len auto counts on of the memory free now: Ray and the service come up before the engine."""
 CPU_MEMORY_SHARE = 0.4
 """Share of a host's free memory that goes to KV at the default --gpu-memory-utilization; other values scale it."""
 
@@ -58,7 +60,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
     share = CPU_MEMORY_SHARE * values["gpu-memory-utilization"] / 0.92
     blocks = values["num-gpu-blocks-override"]
     # With no size given, weights and KV come out of the same free memory.
-    kv_free = int(share * max(0, hardware.memory / engines - weight_bytes))
+    kv_free = int(AUTO_MARGIN * share * max(0, hardware.memory / engines - weight_bytes))
     max_model_len = _max_model_len(values, facts, dtype, block_size, kv_free)
     if blocks is not None and blocks * block_size < max_model_len:
         raise ConfigError(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from rayllm.config.engine import EngineConfig
+
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -30,6 +32,20 @@ def _number(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
+
+
+MAX_DEFAULT_KV_BYTES = 2 << 30
+"""The most that the engines of a host take for KV where the user says nothing: its memory serves other programs too."""
+
+
+def default_kv_bytes(config: EngineConfig, free: int, block_bytes: int) -> int:
+    """Bytes of KV for one engine where none are set: its share of `free`, but no more than is of use.
+
+    That is `MAX_DEFAULT_KV_BYTES` for all engines of the host, or what one request of full length takes.
+    """
+    share = int(free * config.memory_share / config.engines_on_host)
+    one_request = -(-config.max_model_len // config.block_size) * block_bytes
+    return min(share, max(MAX_DEFAULT_KV_BYTES // config.engines_on_host, one_request))
 
 
 POPULATE_WRITE = 23

@@ -12,7 +12,7 @@ from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model
 from rayllm.worker.batch import Batch, StepInputs
-from rayllm.worker.memory import available_memory, populate
+from rayllm.worker.memory import available_memory, default_kv_bytes, populate
 from rayllm.worker.processors import load_processors
 from rayllm.worker.sampler import Sampled, Sampler, prompt_logprobs
 from rayllm_kernels.native.library import library
@@ -51,8 +51,7 @@ class Worker:
 
     def available_kv_bytes(self) -> int:
         """The share of free memory that one engine may take for its cache, on this host."""
-        share = self._config.memory_share / self._config.engines_on_host
-        return min(int(available_memory() * share), MAX_DEFAULT_KV_BYTES // self._config.engines_on_host)
+        return default_kv_bytes(self._config, available_memory(), self.kv_bytes_per_block())
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the cache for `num_blocks` blocks."""
@@ -99,10 +98,6 @@ class Worker:
                 entries += prompt_logprobs(logits, tokens, ask.alternatives)
             out[ask.row] = entries
         return out
-
-
-MAX_DEFAULT_KV_BYTES = 2 << 30
-"""The most that is taken for KV where the user says nothing: host memory serves other programs too."""
 
 
 def build_model(config: EngineConfig, device: torch.device) -> Decoder | CompiledDecoder:

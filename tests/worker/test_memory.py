@@ -3,7 +3,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rayllm.worker.memory import available_memory, populate
+from rayllm.worker.memory import MAX_DEFAULT_KV_BYTES, available_memory, default_kv_bytes, populate
+from tests.engine.conftest import make_config
 
 
 def test_the_smaller_of_machine_and_control_group_counts(tmp_path: Path) -> None:
@@ -28,3 +29,14 @@ def test_populate_keeps_content_and_takes_the_memory() -> None:
     assert resident() - before > 30 << 20
     assert tensor[12345] == 7
     assert int(tensor.sum()) == 7
+
+
+def test_default_kv_is_a_share_that_holds_one_request_and_little_more() -> None:
+    much = 1 << 40
+    config = make_config(max_model_len=128, block_size=4, memory_share=0.4)
+    assert default_kv_bytes(config, much, 1000) == MAX_DEFAULT_KV_BYTES
+    assert default_kv_bytes(config, 10**6, 1000) == 400_000
+    assert default_kv_bytes(config, much, 1 << 30) == 32 << 30, "one request of full length fits"
+    two = make_config(max_model_len=128, block_size=4, memory_share=0.4, engines_on_host=2)
+    assert default_kv_bytes(two, much, 1000) == MAX_DEFAULT_KV_BYTES // 2
+    assert default_kv_bytes(two, 10**6, 1000) == 200_000
