@@ -1,5 +1,6 @@
 """`LLM` on the demo model."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,6 +106,7 @@ def test_greedy_tokens_equal_those_of_transformers() -> None:
     with LLM(str(folder), dtype="float32", max_model_len=512, max_num_batched_tokens=100) as llm:
         results = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    torch.set_num_threads(len(os.sched_getaffinity(0)))  # our worker left it one
     for result in results:
         ids = torch.tensor([result.prompt_token_ids])
         with torch.inference_mode():
