@@ -14,31 +14,37 @@ class UniExecutor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-worker")
         try:
             # Built on the thread that will use it: thread counts of products are a thread's own setting.
-            self._worker = self._thread.submit(Worker, config).result()
+            self._worker: Worker | None = self._thread.submit(Worker, config).result()
         except BaseException:
             self._thread.shutdown()
             raise
 
+    @property
+    def _live(self) -> Worker:
+        assert self._worker is not None, "used after shutdown"
+        return self._worker
+
     def kv_bytes_per_block(self) -> int:
         """Bytes of one KV block over all layers."""
-        return self._worker.kv_bytes_per_block()
+        return self._live.kv_bytes_per_block()
 
     def available_kv_bytes(self) -> int:
         """Bytes that the KV cache may take."""
-        return self._worker.available_kv_bytes()
+        return self._live.available_kv_bytes()
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate the KV cache."""
-        self._thread.submit(self._worker.allocate, num_blocks).result()
+        self._thread.submit(self._live.allocate, num_blocks).result()
 
     def logits_processor_names(self) -> frozenset[str]:
         """Names of the loaded logits processors."""
-        return self._worker.logits_processor_names()
+        return self._live.logits_processor_names()
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         """Queue a step for the worker's thread."""
-        return self._thread.submit(self._worker.execute, plan)
+        return self._thread.submit(self._live.execute, plan)
 
     def shutdown(self) -> None:
-        """End the thread after the steps that were submitted."""
+        """End the thread after the step under way, and free the model."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._worker = None

@@ -1,6 +1,6 @@
+import mmap
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from rayllm.worker.memory import MAX_DEFAULT_KV_BYTES, available_memory, default_kv_bytes, populate
@@ -22,7 +22,7 @@ def test_populate_keeps_content_and_takes_the_memory() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-    tensor = torch.from_numpy(np.zeros(48 << 20, np.uint8))
+    tensor = torch.frombuffer(mmap.mmap(-1, 48 << 20), dtype=torch.uint8)  # fresh pages, whatever was freed before
     tensor[12345] = 7
     before = resident()
     populate([tensor], niceness=0).join(timeout=60)
