@@ -29,12 +29,13 @@ class Variant:
     flags: tuple[str, ...]
 
 
+AVX512 = Variant(
+    "avx512",
+    frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"}),
+    ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c", "-mprefer-vector-width=512"),
+)
+"""Compiles, but has not been run: no CPU that has it was at hand. Put it first among `VARIANTS` when its tests pass."""
 VARIANTS = (
-    Variant(
-        "avx512",
-        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"}),
-        ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c", "-mprefer-vector-width=512"),
-    ),
     Variant("avx2", frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
     Variant("portable", frozenset(), ()),
 )
