@@ -471,7 +471,7 @@ void attention(Pool& pool, Scratch* scratch, const Attend& a, std::vector<Piece>
 
 // ---- the program
 
-enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTENTION, SCALE };
+enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTENTION };
 
 }  // namespace
 
@@ -555,11 +555,6 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
             attention(m.pool, m.scratch.get(), a, m.pieces, m.parts);
             break;
         }
-        case SCALE:
-            by_rows(m.pool, rows, in.n, [&](long r) {
-                for (long i = 0; i < in.n; i++) dst[r * ldd + i] *= in.f0;
-            });
-            break;
     }
 }
 

@@ -26,7 +26,6 @@ class Op(IntEnum):
     HEAD_NORM = 5
     ROTATE_AND_STORE = 6
     ATTENTION = 7
-    SCALE = 8
 
 
 class Program:

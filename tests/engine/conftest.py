@@ -1,7 +1,6 @@
 import threading
 from collections.abc import Callable, Iterator
 
-import msgspec
 import pytest
 
 from rayllm.config.engine import EngineConfig
@@ -86,8 +85,3 @@ def bench() -> Iterator[Callable[..., Bench]]:
                 pass
             one.engine.check()
         one.engine.shutdown()
-
-
-def roundtrip(value: object) -> object:
-    """The message as it arrives after a socket."""
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value))
