@@ -14,6 +14,7 @@ from rayllm.messages.ingress import RequestOutput
 from rayllm.messages.sampling import SamplingParams
 from tests.models import VOCAB, make_tiny
 
+pytestmark = pytest.mark.slow  # the engine's properties are held by tests/engine too, over a fake model
 KINDS = {
     "greedy": {"temperature": 0.0},
     "seeded": {"temperature": 0.9, "seed": 5},
