@@ -1,13 +1,14 @@
 """`LLM`: one model in this process, without Ray or HTTP."""
 
 import itertools
+import operator
 import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
 
 import msgspec
 
@@ -19,7 +20,7 @@ from rayllm.config.parser import parse_mapping
 from rayllm.config.registry import registry
 from rayllm.config.resolve import resolve
 from rayllm.engine.engine import Engine, Outputs
-from rayllm.errors import EngineDead, GenerationFailed
+from rayllm.errors import EngineDead, GenerationFailed, RequestError
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import EngineStats, FinishReason, Load, RequestOutput, TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
@@ -28,7 +29,8 @@ from rayllm.render.renderer import Renderer
 from rayllm.render.tokenizer import Tokenizer
 
 CLIENT = 0
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or one of them under the name `prompt` or `prompt_token_ids`."""
 Message = dict[str, Any]
 
 
@@ -89,7 +91,7 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Result]:
-        """Complete one prompt or several, each a text or token ids; results in order.
+        """Complete one prompt or several, each a text, token ids or a mapping with either; results in order.
 
         Without `sampling`, the model's own generation config holds.
 
@@ -99,7 +101,7 @@ class LLM:
             EngineDead: the engine failed.
         """
         many = _as_list(prompts)
-        ids = [self._renderer.tokenize(prompt) if isinstance(prompt, str) else list(prompt) for prompt in many]
+        ids = [self._prompt_ids(prompt) for prompt in many]
         return self._run(ids, self._sampling_of(sampling, len(many)))
 
     def chat(
@@ -142,6 +144,19 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, Mapping):
+            if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+                fields = ", ".join(map(repr, prompt)) or "nothing"
+                raise RequestError(f"a prompt holds {fields}: give either 'prompt' or 'prompt_token_ids'", "prompts")
+            (prompt,) = prompt.values()
+        if isinstance(prompt, str):
+            return self._renderer.tokenize(prompt)
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            raise RequestError(f"a prompt is {prompt!r:.80}: give a text or token ids", "prompts") from None
 
     def _sampling_of(
         self, sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -246,6 +261,6 @@ class _Choice:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, (str, Mapping)) or (len(prompts) and isinstance(prompts[0], SupportsIndex)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,6 +64,19 @@ def test_choices_seeds_and_logprobs(llm: LLM) -> None:
 def test_bad_words_never_appear(llm: LLM) -> None:
     assert "Paris" in ask(llm).text
     assert "Paris" not in ask(llm, bad_words=("Paris",)).text
+
+
+def test_every_form_of_a_prompt(llm: LLM) -> None:
+    text = "The capital of France is"
+    ids = llm.tokenizer.encode(text)
+    forms = (text, ids, np.array(ids), {"prompt": text}, {"prompt_token_ids": ids})
+    together = llm.generate(forms, GREEDY)
+    assert len({tuple(result.outputs[0].token_ids) for result in together}) == 1
+    for form in forms:
+        assert llm.generate(form, GREEDY) == together[:1]
+    for wrong in ({"prompts": text}, {}, {"prompt": text, "prompt_token_ids": ids}, {"prompt": 3}, ["a", 1], [None]):
+        with pytest.raises(RequestError, match="prompt"):
+            llm.generate([wrong], GREEDY)
 
 
 def test_wrong_requests_leave_the_engine_well(llm: LLM) -> None:
