@@ -36,6 +36,7 @@ struct Weight {
     long n, k;           // columns of the product; depth
     const uint8_t* data; // panels
     long blocks() const { return (k + FORMATS[kind].depth - 1) / FORMATS[kind].depth; }
+    long row_bytes() const { return k * FORMATS[kind].stored / FORMATS[kind].depth; }  // before packing
     long panel_bytes() const { return blocks() * FORMATS[kind].packed; }
     long panels() const { return (n + LANES - 1) / LANES; }
     const uint8_t* panel(long p) const { return data + p * panel_bytes(); }
@@ -49,6 +50,37 @@ inline vf tanh_v(vf x) {
     return (e - 1.0f) / (e + 1.0f);
 }
 inline vf gelu(vf x) { return 0.5f * x * (1.0f + tanh_v(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
+
+// Rows to multiply: as floats, and as pairs of bfloat16 where these are what is multiplied.
+struct Rows {
+    const float* x;
+    long ldx;
+    const uint32_t* pairs;
+    long ldp;
+    Rows from(long row) const { return {x + row * ldx, ldx, pairs ? pairs + row * ldp : nullptr, ldp}; }
+};
+
+// Rows are handed out several at a time, so that a piece is worth its overhead.
+template <class F> void by_rows(Pool& pool, long rows, long cost, F&& fn) {
+    long chunk = std::max<long>(1, 16384 / std::max<long>(1, cost));
+    pool.run((rows + chunk - 1) / chunk, [&](long piece, int) {
+        for (long r = piece * chunk; r < std::min(rows, (piece + 1) * chunk); r++) fn(r);
+    });
+}
+
+// The rows as a product with `w` takes them, in `room` if they must be rounded.
+Rows prepare(Pool& pool, std::vector<uint32_t>& room, const Weight& w, const float* x, long ldx, long rows) {
+    if (BF16_DEPTH == 1 || w.kind != BF16) return {x, ldx, nullptr, 0};
+    long pairs = w.blocks();
+    if (room.size() < size_t(rows * pairs)) room.resize(size_t(rows * pairs));
+    by_rows(pool, rows, w.k, [&](long r) {
+        const float* from = x + r * ldx;
+        uint32_t* to = room.data() + r * pairs;
+        for (long i = 0; i < w.k / 2; i++) to[i] = to_bf16(from[2 * i]) | uint32_t(to_bf16(from[2 * i + 1])) << 16;
+        if (w.k & 1) to[pairs - 1] = to_bf16(from[w.k - 1]);
+    });
+    return {x, ldx, room.data(), pairs};
+}
 
 // acc[rows][16] (+)= x times one quantized panel, from depth k0 on.
 template <class Q>
@@ -66,8 +98,9 @@ void quantized(const Weight& w, long panel, const float* x, long ldx, long rows,
 }
 
 // acc[rows][panels * 16] = x times the panels, over the whole depth.
-void multiply(const Weight& w, long first, int panels, const float* x, long ldx, long rows, float* acc, Scratch& s) {
-    long lda = panels * LANES;
+void multiply(const Weight& w, long first, int panels, const Rows& in, long rows, float* acc, Scratch& s) {
+    long lda = panels * LANES, ldx = in.ldx;
+    const float* x = in.x;
     auto stored = [&](auto row, long k0, long depth) {
         typedef decltype(row) Row;
         typedef typename Row::type T;
@@ -78,7 +111,14 @@ void multiply(const Weight& w, long first, int panels, const float* x, long ldx,
         long depth = std::min(DEPTH_BLOCK, w.k - k0);
         switch (w.kind) {
             case F32: stored(F32Row(), k0, depth); break;
+#if defined(RK_BF16_DOT)
+            case BF16:
+                pairs_by_panels(in.pairs + k0 / 2, in.ldp, rows, (const uint32_t*)w.panel(first) + k0 / 2 * LANES,
+                                w.panel_bytes() / 4, panels, acc, lda, (depth + 1) / 2, k0 == 0);
+                break;
+#else
             case BF16: stored(Bf16Row(), k0, depth); break;
+#endif
             case F16: stored(F16Row(), k0, depth); break;
             default:
                 with_format(w.kind, [&](auto format) {
@@ -90,8 +130,8 @@ void multiply(const Weight& w, long first, int panels, const float* x, long ldx,
 }
 
 // y[rows][n] = x[rows][k] * w + bias; or, gate and up panels taking turns in w, y[rows][n / 2] = act(gate) * up.
-void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, int epilogue, const float* x, long ldx,
-            long rows, float* y, long ldy) {
+void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, int epilogue, const Rows& x, long rows,
+            float* y, long ldy) {
     int group = rows <= 8 ? 4 : 2;  // few rows: more panels, to share the loads of x; many: fewer, to balance threads
     long groups = (w.panels() + group - 1) / group;
     pool.run(groups, [&](long g, int thread) {
@@ -102,7 +142,7 @@ void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, in
             long count = std::min(ROW_BLOCK, rows - r0);
             for (int p = 0; p < panels;) {  // a tile takes 1, 2 or 4 panels
                 int some = panels - p >= 4 ? 4 : panels - p >= 2 ? 2 : 1;
-                multiply(w, first + p, some, x + r0 * ldx, ldx, count, s.acc, s);
+                multiply(w, first + p, some, x.from(r0), count, s.acc, s);
                 for (long r = 0; r < count; r++) {
                     const float* from = s.acc + r * some * LANES;
                     float* row = y + (r0 + r) * ldy;
@@ -133,7 +173,7 @@ void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, in
 }
 
 // The column of the largest product of each row, the first of equals, without keeping the products.
-void best_columns(Pool& pool, Scratch* scratch, const Weight& w, const float* x, long ldx, long rows, int64_t* out) {
+void best_columns(Pool& pool, Scratch* scratch, const Weight& w, const Rows& x, long rows, int64_t* out) {
     struct Best { float value; long column; };
     std::vector<Best> best(size_t(rows * pool.size()), Best{NEVER, 0});
     const int group = 4;
@@ -144,7 +184,7 @@ void best_columns(Pool& pool, Scratch* scratch, const Weight& w, const float* x,
             long count = std::min(ROW_BLOCK, rows - r0);
             for (long p = g * group; p < last;) {
                 int some = last - p >= 4 ? 4 : last - p >= 2 ? 2 : 1;
-                multiply(w, p, some, x + r0 * ldx, ldx, count, s.acc, s);
+                multiply(w, p, some, x.from(r0), count, s.acc, s);
                 long column = p * LANES, n = std::min<long>(some * LANES, w.n - column);
                 for (long r = 0; r < count; r++) {
                     Best& mine = best[size_t(thread * rows + r0 + r)];
@@ -177,14 +217,6 @@ void best_columns(Pool& pool, Scratch* scratch, const Weight& w, const float* x,
 
 // ---- rows: norms, embedding, rotation
 
-// Rows are handed out several at a time, so that a piece is worth its overhead.
-template <class F> void by_rows(Pool& pool, long rows, long cost, F&& fn) {
-    long chunk = std::max<long>(1, 16384 / std::max<long>(1, cost));
-    pool.run((rows + chunk - 1) / chunk, [&](long piece, int) {
-        for (long r = piece * chunk; r < std::min(rows, (piece + 1) * chunk); r++) fn(r);
-    });
-}
-
 float sum_of_squares(const float* x, long n) {
     vf sum[4] = {};
     long i = 0;
@@ -211,7 +243,7 @@ void embed_row(const Weight& w, long token, float factor, float* y, Scratch& s) 
         float value;
         switch (w.kind) {
             case F32: value = ((const float*)panel)[k * LANES + column]; break;
-            case BF16: value = from_bf16(((const uint16_t*)panel)[k * LANES + bf16_place(column)]); break;
+            case BF16: value = from_bf16(((const uint16_t*)panel)[bf16_index(k, column)]); break;
             case F16: value = from_f16(((const uint16_t*)panel)[k * LANES + column]); break;
             default:
                 if (k % f.depth == 0)
@@ -489,6 +521,7 @@ struct Machine {
     std::unique_ptr<Scratch[]> scratch;
     std::vector<Piece> pieces;
     std::vector<float> parts;
+    std::vector<uint32_t> pairs;
     explicit Machine(int threads) : pool(threads), scratch(new Scratch[size_t(threads)]) {}
 };
 
@@ -525,7 +558,8 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
             });
             break;
         case LINEAR:
-            linear(m.pool, m.scratch.get(), w, (const float*)in.second, in.epilogue, src, lds, rows, dst + in.offset, ldd);
+            linear(m.pool, m.scratch.get(), w, (const float*)in.second, in.epilogue, prepare(m.pool, m.pairs, w, src, lds, rows),
+                   rows, dst + in.offset, ldd);
             break;
         case HEAD_NORM:
             by_rows(m.pool, rows, in.heads * in.head, [&](long r) {
@@ -581,11 +615,12 @@ void pack_panel(const Weight& w, const uint8_t* rows, long row_bytes, int column
     auto plain = [&](auto item, auto place) {
         typedef decltype(item) T;
         for (long j = 0; j < w.k; j++)
-            for (int c = 0; c < columns; c++) ((T*)out)[j * LANES + place(c)] = ((const T*)(rows + c * row_bytes))[j];
+            for (int c = 0; c < columns; c++) ((T*)out)[place(j, c)] = ((const T*)(rows + c * row_bytes))[j];
     };
-    if (w.kind == F32) plain(uint32_t(), [](int c) { return c; });
-    else if (w.kind == BF16) plain(uint16_t(), bf16_place);
-    else if (w.kind == F16) plain(uint16_t(), [](int c) { return c; });
+    auto side_by_side = [](long j, int c) { return j * LANES + c; };
+    if (w.kind == F32) plain(uint32_t(), side_by_side);
+    else if (w.kind == BF16) plain(uint16_t(), bf16_index);
+    else if (w.kind == F16) plain(uint16_t(), side_by_side);
     else
         for (int c = 0; c < columns; c++)
             for (long b = 0; b < w.blocks(); b++) pack_block(w.kind, rows + c * row_bytes + b * f.stored, out + b * f.packed, c);
@@ -595,12 +630,15 @@ void pack_panel(const Weight& w, const uint8_t* rows, long row_bytes, int column
 
 extern "C" {
 
+// Whether rows are rounded to bfloat16 before they are multiplied with weights of this kind.
+int rk_rounds_rows(int kind) { return kind == BF16 && BF16_DEPTH > 1; }
+
 int64_t rk_packed_bytes(int kind, int64_t n, int64_t k) { return Weight{kind, n, k, nullptr}.panels() * Weight{kind, n, k, nullptr}.panel_bytes(); }
 
 // Pack a matrix whose rows lie one after another, each as it is stored in `kind`.
 void rk_pack(void* machine, int kind, const void* rows, int64_t n, int64_t k, void* out) {
     Weight w{kind, n, k, (const uint8_t*)out};
-    long row_bytes = w.blocks() * FORMATS[kind].stored;
+    long row_bytes = w.row_bytes();
     ((Machine*)machine)->pool.run(w.panels(), [&](long p, int) {
         const uint8_t* from = (const uint8_t*)rows + p * LANES * row_bytes;
         pack_panel(w, from, row_bytes, int(std::min<long>(LANES, n - p * LANES)), (uint8_t*)out + p * w.panel_bytes());
@@ -613,7 +651,8 @@ void rk_free_machine(void* m) { delete (Machine*)m; }
 void rk_linear(void* machine, int kind, const void* packed, const float* bias, int epilogue, int64_t n, int64_t k, const float* x,
                    int64_t ldx, int64_t rows, float* y, int64_t ldy) {
     Machine& m = *(Machine*)machine;
-    linear(m.pool, m.scratch.get(), Weight{kind, n, k, (const uint8_t*)packed}, bias, epilogue, x, ldx, rows, y, ldy);
+    Weight w{kind, n, k, (const uint8_t*)packed};
+    linear(m.pool, m.scratch.get(), w, bias, epilogue, prepare(m.pool, m.pairs, w, x, ldx, rows), rows, y, ldy);
 }
 
 void rk_argmax(void* machine, const float* x, int64_t ldx, int64_t rows, int64_t n, int64_t* out) {
@@ -623,7 +662,8 @@ void rk_argmax(void* machine, const float* x, int64_t ldx, int64_t rows, int64_t
 void rk_best_columns(void* machine, int kind, const void* packed, int64_t n, int64_t k, const float* x, int64_t ldx, int64_t rows,
                      int64_t* out) {
     Machine& m = *(Machine*)machine;
-    best_columns(m.pool, m.scratch.get(), Weight{kind, n, k, (const uint8_t*)packed}, x, ldx, rows, out);
+    Weight w{kind, n, k, (const uint8_t*)packed};
+    best_columns(m.pool, m.scratch.get(), w, prepare(m.pool, m.pairs, w, x, ldx, rows), rows, out);
 }
 
 void rk_run(void* machine, const Instruction* program, int64_t length, float* const* buffers, const int64_t* widths, const Step* step) {

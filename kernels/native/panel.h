@@ -3,10 +3,25 @@
 // A panel holds 16 columns of the product (16 rows of a stored weight matrix), entry k of all 16 side by side. Every
 // accumulator adds its products in the order of k, whatever the tiling, so a row's result is the same bits for any
 // number of rows in the call.
+//
+// Where the CPU multiplies pairs of bfloat16 (RK_BF16_DOT), panels of weights in bfloat16 hold two entries of k side by
+// side for each column, and the rows that they are multiplied with are rounded to bfloat16 first.
 #pragma once
 #include "simd.h"
 
 enum Kind { F32, BF16, F16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, KINDS };
+
+#if defined(RK_BF16_DOT)
+constexpr int BF16_DEPTH = 2;  // entries of k that stand together in a panel of weights
+#else
+constexpr int BF16_DEPTH = 1;
+#endif
+
+// Where a panel of weights in bfloat16 has entry k of a column.
+static inline long bf16_index(long k, int column) {
+    if (BF16_DEPTH == 1) return k * LANES + bf16_place(column);
+    return k / 2 * 2 * LANES + column * 2 + (k & 1);
+}
 
 struct F32Row {
     typedef float type;
@@ -84,3 +99,44 @@ static void rows_by_panels(const float* x, long ldx, long rows, const typename R
     }
 #undef RK_TILE
 }
+
+#if defined(RK_BF16_DOT)
+// As `tile`, of rows given as `pairs` pairs each.
+template <int M, int P>
+static inline __attribute__((always_inline)) void pair_tile(const uint32_t* x, long ldx, const uint32_t* w, long stride, float* acc,
+                                                            long lda, long pairs, bool fresh) {
+    vf sum[M][P * NV];
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < P * NV; n++) sum[m][n] = fresh ? vf{} : load<vf>(acc + m * lda + n * VW);
+    for (long k = 0; k < pairs; k++) {
+        vu row[P * NV];
+        for (int p = 0; p < P; p++)
+            for (int v = 0; v < NV; v++) row[p * NV + v] = load<vu>(w + p * stride + k * LANES + v * VW);
+        for (int m = 0; m < M; m++) {
+            vu s = x[m * ldx + k] - vu{};
+            for (int n = 0; n < P * NV; n++) sum[m][n] = dot_bf16(sum[m][n], s, row[n]);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < P * NV; n++) store(acc + m * lda + n * VW, sum[m][n]);
+}
+
+// All rows against `panels` panels (1, 2 or 4).
+static void pairs_by_panels(const uint32_t* x, long ldx, long rows, const uint32_t* w, long stride, int panels, float* acc, long lda,
+                            long pairs, bool fresh) {
+    auto some = [&]<int M, int P>(long m) {
+        for (int p = 0; p + P <= panels; p += P)
+            pair_tile<M, P>(x + m * ldx, ldx, w + p * stride, stride, acc + m * lda + p * LANES, lda, pairs, fresh);
+    };
+    long m = 0;
+    if (panels > 1)
+        for (; m + 12 <= rows; m += 12) some.template operator()<12, 2>(m);
+    if (panels > 1)
+        for (; m + 4 <= rows; m += 4) some.template operator()<4, 2>(m);
+    for (; m + 4 <= rows; m += 4) some.template operator()<4, 1>(m);
+    for (; m < rows; m++) {
+        if (panels == 4) some.template operator()<1, 4>(m);
+        else some.template operator()<1, 1>(m);
+    }
+}
+#endif

@@ -16,7 +16,7 @@ struct Format {
     int packed;     // bytes of a block in a panel, of 16 rows
 };
 static const Format FORMATS[KINDS] = {
-    {1, 4, 64}, {1, 2, 32}, {1, 2, 32},
+    {1, 4, 64}, {BF16_DEPTH, 2 * BF16_DEPTH, 32 * BF16_DEPTH}, {1, 2, 32},
     {32, 34, 32 + 512}, {32, 18, 32 + 256}, {32, 20, 64 + 256}, {256, 144, 64 + 8 * (32 + 256)}, {256, 210, 32 + 16 * (16 + 128 + 64)},
 };
 

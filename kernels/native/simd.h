@@ -1,7 +1,8 @@
 // Vectors of floats in the width that this object is compiled for, and the few functions on them.
 //
 // GCC's vector extension carries the arithmetic, so one source serves AVX-512, AVX2 and anything else; only the
-// conversion of half floats uses an instruction of its own. VW is the number of floats in a vector register.
+// conversion of half floats and the products of bfloat16 pairs use instructions of their own. RK_WIDTH is the number of
+// floats in a register. A build may set it, and RK_BF16_DOT, to try on a smaller CPU what a larger one would do.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -9,14 +10,20 @@
 #include <immintrin.h>
 #endif
 
+#if !defined(RK_WIDTH)
 #if defined(__AVX512F__)
-constexpr int VW = 16;
+#define RK_WIDTH 16
 #elif defined(__AVX__)
-constexpr int VW = 8;
+#define RK_WIDTH 8
 #else
-constexpr int VW = 4;
+#define RK_WIDTH 4
+#endif
+#endif
+#if defined(__AVX512BF16__)
+#define RK_BF16_DOT
 #endif
 
+constexpr int VW = RK_WIDTH;
 constexpr int LANES = 16;          // columns of a panel, whatever the register width
 constexpr int NV = LANES / VW;     // registers that hold a panel's row
 
@@ -85,7 +92,7 @@ static inline uint16_t to_f16(float x) {
 static inline vf widen_f16(const uint16_t* p) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-#elif defined(__F16C__)
+#elif defined(__F16C__) && RK_WIDTH == 8
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #else
     vf out;
@@ -102,7 +109,7 @@ static inline int bf16_place(int column) {
 }
 
 static inline void widen_bf16(const uint16_t* row, vf out[NV]) {
-#if defined(__AVX512F__)
+#if RK_WIDTH == 16
     out[0] = bits<vf>(__builtin_convertvector(load<vh>(row), vu) << 16);
 #else
     for (int i = 0; i < NV / 2; i++) {
@@ -112,6 +119,18 @@ static inline void widen_bf16(const uint16_t* row, vf out[NV]) {
     }
 #endif
 }
+
+#if defined(RK_BF16_DOT)
+// acc + (high halves' products) + (low halves' products), of pairs of bfloat16.
+static inline vf dot_bf16(vf acc, vu x, vu w) {
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)x, (__m512bh)w);
+#else
+    acc += bits<vf>(x & 0xffff0000u) * bits<vf>(w & 0xffff0000u);
+    return acc + bits<vf>(x << 16) * bits<vf>(w << 16);
+#endif
+}
+#endif
 
 // e^x for x <= 88; below -87 it is 0. Cephes' polynomial; the error is under 2 units in the last place.
 static inline vf exp_v(vf x) {
