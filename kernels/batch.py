@@ -4,6 +4,7 @@ Letters of shapes: B requests, T tokens of the step.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ class SingleGroup:
     max_seq_len: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AttentionBatch:
     """One step's requests, in order; request b owns tokens query_start[b] to query_start[b + 1].
 
@@ -43,12 +44,17 @@ class AttentionBatch:
     """(T) int64: block * block_size + offset, where each token's key and value go."""
     query_start_host: np.ndarray
     seq_lens_host: np.ndarray
-    max_query_len: int
-    max_seq_len: int
-    singles: tuple[SingleGroup, ...]
-    """The requests with one query."""
-    longer: tuple[int, ...]
-    """The requests with more."""
+
+    @cached_property
+    def singles(self) -> tuple[SingleGroup, ...]:
+        """The requests with one query."""
+        counts = np.diff(self.query_start_host)
+        return _group_singles(counts, self.query_start_host, self.seq_lens_host, self.seq_lens.device)
+
+    @cached_property
+    def longer(self) -> tuple[int, ...]:
+        """The requests with more."""
+        return tuple(np.flatnonzero(np.diff(self.query_start_host) > 1).tolist())
 
     @classmethod
     def from_numpy(
@@ -64,8 +70,7 @@ class AttentionBatch:
         On a CPU the tensors share the arrays' memory, so these must stay unchanged until the step is done. No request
         may be without queries.
         """
-        counts = np.diff(query_start)
-        assert counts.min(initial=1) > 0, "a request without queries"
+        assert np.diff(query_start).min(initial=1) > 0, "a request without queries"
         assert query_start[-1] == len(slot_mapping), (query_start[-1], len(slot_mapping))
         return cls(
             query_start=_to(query_start.astype(np.int32, copy=False), device),
@@ -74,10 +79,6 @@ class AttentionBatch:
             slot_mapping=_to(slot_mapping.astype(np.int64, copy=False), device),
             query_start_host=query_start,
             seq_lens_host=seq_lens,
-            max_query_len=int(counts.max()),
-            max_seq_len=int(seq_lens.max()),
-            singles=_group_singles(counts, query_start, seq_lens, device),
-            longer=tuple(np.flatnonzero(counts > 1).tolist()),
         )
 
 

@@ -127,7 +127,6 @@ def test_many_groups(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_batch_numbers() -> None:
     case = make_case(REFERENCE, MIXED)
-    assert (case.batch.max_query_len, case.batch.max_seq_len) == (150, 170)
     assert case.batch.longer == (2, 3, 5, 7)
     assert case.batch.slot_mapping.dtype == torch.int64
     assert {case.batch.query_start.dtype, case.batch.seq_lens.dtype, case.batch.block_table.dtype} == {torch.int32}
