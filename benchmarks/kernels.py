@@ -1,21 +1,28 @@
 """How near the CPU kernels come to the machine's limits: bandwidth for few rows, arithmetic for many.
 
-    python benchmarks/kernels.py --threads 2
+    python -m benchmarks.kernels --threads 2 --json kernels.json
 
 For each storage of weights and number of rows: milliseconds, GFLOP/s and GB/s of weights read. The limits beside them
-are measured in the same run: a plain read of memory, and the best product seen. The last line is one JSON object.
+are measured in the same run: a plain read of memory, and multiply-adds on registers alone. The last line is one JSON
+object, which `--json` also writes to a file.
 """
 
 import argparse
+import ctypes
 import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.report import machine_name
+from rayllm_kernels.native.build import compiler
 from rayllm_kernels.native.library import BLOCK, Kind, Machine, Packed, library
 
 ROWS = (1, 4, 16, 64, 512)
@@ -45,7 +52,19 @@ def read_bandwidth(threads: int) -> float:
     """GB/s of summing an array that no cache holds."""
     torch.set_num_threads(threads)
     array = torch.ones(64 << 20)
-    return array.numel() * 4 / best_seconds(lambda: array.sum()) / 1e9
+    return array.numel() * 4 / best_seconds(lambda: array.sum(), at_least=1.0) / 1e9
+
+
+def fma_peak(threads: int, steps: int = 5_000_000) -> float:
+    """GFLOP/s of float32 multiply-adds that touch no memory, in the widest vectors of this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = Path(folder) / "peak.so"
+        flags = ("-O3", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread")
+        subprocess.run([compiler(), *flags, str(Path(__file__).with_name("peak.cpp")), "-o", str(built)], check=True)
+        multiply_adds = ctypes.CDLL(str(built)).multiply_adds
+    multiply_adds.argtypes, multiply_adds.restype = (ctypes.c_int, ctypes.c_long), ctypes.c_double
+    operations = multiply_adds(threads, steps)
+    return operations / best_seconds(lambda: multiply_adds(threads, steps), at_least=1.0) / 1e9
 
 
 def main(argv: list[str]) -> int:
@@ -54,13 +73,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--columns", type=int, default=49152, help="rows of the stored matrix")
     parser.add_argument("--depth", type=int, default=768)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args(argv)
     if library() is None:
         print("no compiled kernels on this machine", file=sys.stderr)
         return 1
     machine = Machine(args.threads)
-    bandwidth = read_bandwidth(args.threads)
-    table = Table("storage", "rows", "ms", "GFLOP/s", "GB/s", title=f"memory reads run at {bandwidth:.1f} GB/s")
+    bandwidth, peak = read_bandwidth(args.threads), fma_peak(args.threads)
+    title = f"memory reads run at {bandwidth:.1f} GB/s, multiply-adds at {peak:.0f} GFLOP/s"
+    table = Table("storage", "rows", "ms", "GFLOP/s", "GB/s", title=title)
     figures = []
     for kind in Kind:
         packed = weights(machine, kind, args.columns, args.depth)
@@ -72,7 +93,11 @@ def main(argv: list[str]) -> int:
             figures.append({"kind": kind.name, "rows": rows, "ms": seconds * 1e3, "gflop_s": flops, "gb_s": read})
             table.add_row(kind.name, str(rows), f"{seconds * 1e3:.2f}", f"{flops:.0f}", f"{read:.1f}")
     Console(stderr=True).print(table)
-    print(json.dumps({"threads": args.threads, "read_gb_s": bandwidth, "products": figures}))
+    limits = {"read_gb_s": bandwidth, "fma_gflop_s": peak}
+    text = json.dumps({"threads": args.threads, "machine": machine_name(), **limits, "products": figures})
+    if args.json:
+        args.json.write_text(text)
+    print(text)
     return 0
 
 

@@ -14,6 +14,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ WORDS = (
     *("area", "money", "story", "fact", "month", "lot", "right", "study", "book", "eye", "job", "word", "business"),
 )
 PERCENTILES = (50, 90, 95, 99)
+Prompt = str | list[int]
 
 
 @dataclass
@@ -66,7 +68,7 @@ def make_prompts(args: argparse.Namespace) -> list[str]:
     return [f"{prefix} {' '.join(rng.choices(WORDS, k=args.input_words))}".strip() for _ in range(args.requests)]
 
 
-def body_of(args: argparse.Namespace, model: str, prompt: str) -> dict[str, Any]:
+def body_of(args: argparse.Namespace, model: str, prompt: Prompt) -> dict[str, Any]:
     """The JSON body of one request."""
     body: dict[str, Any] = {
         "model": model, "max_tokens": args.output_tokens, "temperature": args.temperature, "stream": True,
@@ -79,7 +81,7 @@ def body_of(args: argparse.Namespace, model: str, prompt: str) -> dict[str, Any]
     return body | {"prompt": prompt}
 
 
-async def send(client: httpx.AsyncClient, args: argparse.Namespace, model: str, prompt: str) -> Request:
+async def send(client: httpx.AsyncClient, args: argparse.Namespace, model: str, prompt: Prompt) -> Request:
     """Send one request and time its chunks."""
     path = "/v1/chat/completions" if args.chat else "/v1/completions"
     request = Request(time.perf_counter())
@@ -99,30 +101,35 @@ async def send(client: httpx.AsyncClient, args: argparse.Namespace, model: str, 
 
 
 def note_chunk(request: Request, chunk: dict[str, Any]) -> None:
-    """Keep the time of a chunk that carries text, and the usage of the one that carries it."""
+    """Keep the time of a chunk that carries tokens, and the usage of the one that carries it.
+
+    A chunk of `/v1/completions` may have no text: a token of random ones need not end a character.
+    """
     if usage := chunk.get("usage"):
         request.prompt_tokens, request.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
     for choice in chunk.get("choices", []):
-        if choice.get("text") or (choice.get("delta") or {}).get("content"):
+        if "text" in choice or (choice.get("delta") or {}).get("content"):
             request.chunks.append(time.perf_counter() - request.sent)
             return
 
 
-async def load(args: argparse.Namespace) -> tuple[list[Request], float]:
-    """All requests, at the wanted concurrency or rate; and the seconds that took."""
+async def load(args: argparse.Namespace, prompts: Sequence[Prompt] | None = None) -> tuple[list[Request], float]:
+    """All requests, at the wanted concurrency or rate; and the seconds that took. Without `prompts` it makes some."""
     headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=args.url, timeout=args.timeout, limits=limits, headers=headers) as client:
         model = args.model or (await client.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
-        prompts = make_prompts(args)
+        if prompts is None:
+            prompts = make_prompts(args)
         for number in range(args.warmup):
             await send(client, args, model, f"{number} warm up")
         gate = asyncio.Semaphore(args.concurrency)
         rng = random.Random(args.seed)
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
             task = progress.add_task("requests", total=len(prompts))
 
-            async def one(prompt: str) -> Request:
+            async def one(prompt: Prompt) -> Request:
                 async with gate:
                     request = await send(client, args, model, prompt)
                 progress.advance(task)
