@@ -122,7 +122,7 @@ def draw(comparisons: Sequence[Mapping[str, Any]], kernels: Mapping[str, Any] | 
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 6), width_ratios=(2, 1, 1))
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 6), width_ratios=(2, 1, 1), layout="constrained")
     bars = [
         (f"{one['title']}: {work_and_unit(name)} / {one['peer']}", ratios(name, both["ours"], both["peer"]))
         for one in reversed(comparisons)
@@ -144,8 +144,7 @@ def draw(comparisons: Sequence[Mapping[str, Any]], kernels: Mapping[str, Any] | 
             axis.set(title=title)
             axis.tick_params(axis="x", labelrotation=60)
             axis.legend(loc="lower right")
-    figure.tight_layout()
-    figure.savefig(file, dpi=80)
+    figure.savefig(file, dpi=72)
     pyplot.close(figure)
 
 

@@ -18,6 +18,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -206,6 +207,8 @@ def compare_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
         for number in range(args.rounds):
             print(f"{name}, round {number + 1}", file=sys.stderr)
             for side, url in sides if number % 2 == 0 else reversed(sides):
+                # The threads of some servers spin for a while after their last request, at the other's cost.
+                time.sleep(args.pause)
                 value, spent = run_load(url, workload, f"{seed} {name} {number}")
                 values[side].append(round(value, 3))
                 cpu[side].append(spent)
@@ -229,6 +232,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     servers.add_argument("--peer", required=True, type=named, metavar="NAME=URL")
     servers.add_argument("--workloads", default="decode1,c4,c16,c64,prefill1k,prefix1k", help=", ".join(WORKLOADS))
     servers.add_argument("--requests", type=int, help="in each workload, to try things out")
+    servers.add_argument("--pause", type=float, default=2.0, help="seconds before each turn")
     servers.set_defaults(compare=compare_servers)
     for kind in (programs, servers):
         kind.add_argument("--rounds", type=int, default=3)
