@@ -129,44 +129,51 @@ void multiply(const Weight& w, long first, int panels, const Rows& in, long rows
     }
 }
 
+// Call fn(row, rows, panel, panels, products, thread) for tiles that cover all rows and panels: products[rows][panels * 16].
+// Rows come in blocks that stay in the second-level cache while all panels pass by; 1, 2 or 4 panels at a time.
+template <class F>
+void by_tiles(Pool& pool, Scratch* scratch, const Weight& w, const Rows& x, long rows, F&& fn) {
+    // Few rows: more panels at once, to share the loads of x, but enough pieces for threads to end together.
+    long group = rows > 8 || w.panels() < 128 ? 2 : 4, groups = (w.panels() + group - 1) / group;
+    long blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+    long block = ((rows + blocks - 1) / blocks + ROWS - 1) / ROWS * ROWS;
+    pool.run(blocks * groups, [&](long piece, int thread) {
+        Scratch& s = scratch[thread];
+        long row = piece / groups * block, count = std::min(block, rows - row);
+        long panel = piece % groups * group, last = std::min(panel + group, w.panels());
+        for (int some; panel < last; panel += some) {
+            some = last - panel >= 4 ? 4 : last - panel >= 2 ? 2 : 1;
+            multiply(w, panel, some, x.from(row), count, s.acc, s);
+            fn(row, count, panel, some, s.acc, thread);
+        }
+    });
+}
+
 // y[rows][n] = x[rows][k] * w + bias; or, gate and up panels taking turns in w, y[rows][n / 2] = act(gate) * up.
 void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, int epilogue, const Rows& x, long rows,
             float* y, long ldy) {
-    int group = rows <= 8 ? 4 : 2;  // few rows: more panels, to share the loads of x; many: fewer, to balance threads
-    long groups = (w.panels() + group - 1) / group;
-    pool.run(groups, [&](long g, int thread) {
-        Scratch& s = scratch[thread];
-        long first = g * group;
-        int panels = int(std::min<long>(group, w.panels() - first));
-        for (long r0 = 0; r0 < rows; r0 += ROW_BLOCK) {
-            long count = std::min(ROW_BLOCK, rows - r0);
-            for (int p = 0; p < panels;) {  // a tile takes 1, 2 or 4 panels
-                int some = panels - p >= 4 ? 4 : panels - p >= 2 ? 2 : 1;
-                multiply(w, first + p, some, x.from(r0), count, s.acc, s);
-                for (long r = 0; r < count; r++) {
-                    const float* from = s.acc + r * some * LANES;
-                    float* row = y + (r0 + r) * ldy;
-                    long column = (first + p) * LANES;
-                    if (epilogue == PLAIN) {
-                        long n = std::min<long>(some * LANES, w.n - column);
-                        for (long i = 0; i < n; i++) row[column + i] = bias ? from[i] + bias[column + i] : from[i];
-                        continue;
+    by_tiles(pool, scratch, w, x, rows, [&](long first, long count, long panel, int panels, const float* products, int) {
+        long column = panel * LANES;
+        for (long r = 0; r < count; r++) {
+            const float* from = products + r * panels * LANES;
+            float* row = y + (first + r) * ldy;
+            if (epilogue == PLAIN) {
+                long n = std::min<long>(panels * LANES, w.n - column);
+                for (long i = 0; i < n; i++) row[column + i] = bias ? from[i] + bias[column + i] : from[i];
+                continue;
+            }
+            for (int pair = 0; pair < panels; pair += 2) {
+                long to = (panel + pair) / 2 * LANES, n = std::min<long>(LANES, w.n / 2 - to);
+                alignas(64) float out[LANES];
+                for (int v = 0; v < NV; v++) {
+                    vf gate = load<vf>(from + pair * LANES + v * VW), up = load<vf>(from + (pair + 1) * LANES + v * VW);
+                    if (bias) {
+                        gate += load<vf>(bias + column + pair * LANES + v * VW);
+                        up += load<vf>(bias + column + (pair + 1) * LANES + v * VW);
                     }
-                    for (int pair = 0; pair < some; pair += 2) {
-                        long to = (first + p + pair) / 2 * LANES, n = std::min<long>(LANES, w.n / 2 - to);
-                        alignas(64) float out[LANES];
-                        for (int v = 0; v < NV; v++) {
-                            vf gate = load<vf>(from + pair * LANES + v * VW), up = load<vf>(from + (pair + 1) * LANES + v * VW);
-                            if (bias) {
-                                gate += load<vf>(bias + column + pair * LANES + v * VW);
-                                up += load<vf>(bias + column + (pair + 1) * LANES + v * VW);
-                            }
-                            store(out + v * VW, (epilogue == SILU_MUL ? silu(gate) : gelu(gate)) * up);
-                        }
-                        memcpy(row + to, out, size_t(n) * 4);
-                    }
+                    store(out + v * VW, (epilogue == SILU_MUL ? silu(gate) : gelu(gate)) * up);
                 }
-                p += some;
+                memcpy(row + to, out, size_t(n) * 4);
             }
         }
     });
@@ -176,33 +183,22 @@ void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, in
 void best_columns(Pool& pool, Scratch* scratch, const Weight& w, const Rows& x, long rows, int64_t* out) {
     struct Best { float value; long column; };
     std::vector<Best> best(size_t(rows * pool.size()), Best{NEVER, 0});
-    const int group = 4;
-    pool.run((w.panels() + group - 1) / group, [&](long g, int thread) {
-        Scratch& s = scratch[thread];
-        long last = std::min<long>((g + 1) * group, w.panels());
-        for (long r0 = 0; r0 < rows; r0 += ROW_BLOCK) {
-            long count = std::min(ROW_BLOCK, rows - r0);
-            for (long p = g * group; p < last;) {
-                int some = last - p >= 4 ? 4 : last - p >= 2 ? 2 : 1;
-                multiply(w, p, some, x.from(r0), count, s.acc, s);
-                long column = p * LANES, n = std::min<long>(some * LANES, w.n - column);
-                for (long r = 0; r < count; r++) {
-                    Best& mine = best[size_t(thread * rows + r0 + r)];
-                    const float* from = s.acc + r * some * LANES;
-                    // Compare whole panels first: a new best is rare.
-                    vf top = splat(NEVER);
-                    for (int v = 0; v < some * NV; v++) {
-                        vf y = load<vf>(from + v * VW);
-                        top = y > top ? y : top;
-                    }
-                    float most = top[0];
-                    for (int i = 1; i < VW; i++) most = std::max(most, float(top[i]));
-                    if (most < mine.value) continue;
-                    for (long i = 0; i < n; i++)
-                        if (from[i] > mine.value || (from[i] == mine.value && column + i < mine.column)) mine = {from[i], column + i};
-                }
-                p += some;
+    by_tiles(pool, scratch, w, x, rows, [&](long first, long count, long panel, int panels, const float* products, int thread) {
+        long column = panel * LANES, n = std::min<long>(panels * LANES, w.n - column);
+        for (long r = 0; r < count; r++) {
+            Best& mine = best[size_t(thread * rows + first + r)];
+            const float* from = products + r * panels * LANES;
+            // Compare whole panels first: a new best is rare.
+            vf top = splat(NEVER);
+            for (int v = 0; v < panels * NV; v++) {
+                vf y = load<vf>(from + v * VW);
+                top = y > top ? y : top;
             }
+            float most = top[0];
+            for (int i = 1; i < VW; i++) most = std::max(most, float(top[i]));
+            if (most < mine.value) continue;
+            for (long i = 0; i < n; i++)
+                if (from[i] > mine.value || (from[i] == mine.value && column + i < mine.column)) mine = {from[i], column + i};
         }
     });
     for (long r = 0; r < rows; r++) {

@@ -1,5 +1,6 @@
 """One worker in this process, on a thread of its own."""
 
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from rayllm.config.engine import EngineConfig
@@ -7,10 +8,16 @@ from rayllm.messages.worker import StepPlan, StepResult
 from rayllm.worker.worker import Worker
 
 
+HAND_OVER_S = 0.0005
+"""How long a thread may keep the interpreter that another waits for. At Python's own 5 ms the worker, back from the
+kernels, would wait for the engine, and the engine for whoever delivers."""
+
+
 class UniExecutor:
     """Runs the worker on one thread, so that the engine plans while the model computes."""
 
     def __init__(self, config: EngineConfig) -> None:
+        sys.setswitchinterval(min(sys.getswitchinterval(), HAND_OVER_S))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-worker")
         try:
             # Built on the thread that will use it: thread counts of products are a thread's own setting.
