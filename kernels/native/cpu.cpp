@@ -667,3 +667,5 @@ void rk_run(void* machine, const Instruction* program, int64_t length, float* co
 }
 
 }  // extern "C"
+
+#include "sample.h"

@@ -11,10 +11,13 @@ from enum import IntEnum
 from functools import cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rayllm_kernels.native.build import NoCompiler, build, cache_folder, choose, cpu_features
+from rayllm_kernels.native.build import NoCompiler, Variant, build, cache_folder, choose, cpu_features
+from rayllm_kernels.sampling import Draws, LogProbabilities, Penalties, SamplingOps
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +75,21 @@ class Step(ctypes.Structure):
 @cache
 def library() -> Any | None:
     """The compiled kernels for this CPU, or None (with one warning) where they cannot be had."""
-    variant = choose(cpu_features())
     try:
-        path = build(variant, cache_folder(), log.info)
-        loaded = ctypes.CDLL(str(path))
+        return load(choose(cpu_features()))
     except (NoCompiler, OSError) as error:
         log.warning("running without compiled kernels, which is many times slower: %s", error)
         return None
+
+
+def load(variant: Variant) -> Any:
+    """The kernels compiled for a variant.
+
+    Raises:
+        NoCompiler: they were not compiled before and cannot be now.
+        OSError: they cannot be loaded.
+    """
+    loaded = ctypes.CDLL(str(build(variant, cache_folder(), log.info)))
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
         "pack": (None, (c_void_p, c_int32, c_void_p, c_int64, c_int64, c_void_p)),
@@ -105,6 +116,15 @@ def library() -> Any | None:
         "best_columns": (
             None,
             (c_void_p, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p),
+        ),
+        "choose": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int64, *(c_void_p,) * 6)),
+        "penalise": (
+            None,
+            (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *(c_void_p,) * 6),
+        ),
+        "log_probabilities": (
+            None,
+            (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *(c_void_p,) * 4),
         ),
         "run": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p)),
     }
@@ -145,8 +165,9 @@ def pair(gate: Tensor, up: Tensor) -> Tensor:
 class Machine:
     """Threads for the kernels. Used by one thread at a time."""
 
-    def __init__(self, threads: int) -> None:
-        self._lib = _loaded()
+    def __init__(self, threads: int, lib: Any | None = None) -> None:
+        """`lib` is what `load` gave; without it, `library()`."""
+        self._lib = lib or _loaded()
         self.handle = self._lib.rk_machine(threads)
 
     def __del__(self) -> None:
@@ -199,6 +220,48 @@ class Machine:
             out.data_ptr(),
         )  # fmt: skip
         return out
+
+    def choose(self, logits_RV: Tensor, draws: Draws) -> Tensor:
+        """See `sampling.choose`."""
+        assert logits_RV.dtype == torch.float32
+        out = torch.empty(len(logits_RV), dtype=torch.int64)
+        self._lib.rk_choose(
+            self.handle, logits_RV.data_ptr(), logits_RV.stride(0), *logits_RV.shape, draws.temperature.ctypes.data,
+            draws.min_p.ctypes.data, draws.top_k.ctypes.data, draws.top_p.ctypes.data, draws.key.ctypes.data,
+            out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def penalise(self, logits_RV: Tensor, penalties: Penalties) -> None:
+        """See `sampling.penalise`."""
+        assert logits_RV.dtype == torch.float32
+        p = penalties
+        self._lib.rk_penalise(
+            self.handle, logits_RV.data_ptr(), logits_RV.stride(0), logits_RV.shape[1], len(p.at), p.at.ctypes.data,
+            p.tokens.ctypes.data, p.tokens.shape[1], p.held.ctypes.data, p.prompt.ctypes.data, p.length.ctypes.data,
+            p.repetition.ctypes.data, p.frequency.ctypes.data, p.presence.ctypes.data,
+        )  # fmt: skip
+
+    def log_probabilities(
+        self, logits_RV: Tensor, at_N: npt.NDArray[np.int64], tokens_N: npt.NDArray[np.int64], count: int
+    ) -> LogProbabilities:
+        """See `sampling.log_probabilities`."""
+        assert logits_RV.dtype == torch.float32
+        rows = len(at_N)
+        out = LogProbabilities(
+            np.empty(rows, np.float32), np.empty(rows, np.int64), np.empty((rows, count), np.int64),
+            np.empty((rows, count), np.float32),
+        )  # fmt: skip
+        self._lib.rk_log_probabilities(
+            self.handle, logits_RV.data_ptr(), logits_RV.stride(0), logits_RV.shape[1], rows, at_N.ctypes.data,
+            tokens_N.ctypes.data, count, out.logprobs.ctypes.data, out.ranks.ctypes.data, out.top_ids.ctypes.data,
+            out.top_values.ctypes.data,
+        )  # fmt: skip
+        return out
+
+    def sampling(self) -> SamplingOps:
+        """The operations of `sampling`, on these threads."""
+        return SamplingOps(self.choose, self.penalise, self.log_probabilities)
 
     def run(self, program: Any, length: int, buffers: Any, widths: Any, step: Step) -> None:
         """Carry out a program's instructions on a step."""

@@ -35,6 +35,7 @@ class CompiledDecoder:
         self._place, self._ropes, self._cache_specs = decoder.place, decoder.ropes, decoder.cache_specs()
         self._max_tokens = max_tokens
         self._machine = Machine(threads)
+        self.sampling = self._machine.sampling()
         self._embedding_scale = float(decoder.embedding_scale)
         self._embed = _Product(self._machine, decoder.embed).pieces[0][1]
         self._head = (
@@ -85,14 +86,10 @@ class CompiledDecoder:
             logits_RV = torch.tanh(logits_RV / self.spec.final_soft_cap) * self.spec.final_soft_cap
         return logits_RV
 
-    def argmax(self, logits_RV: Tensor) -> Tensor:
-        """The first of the largest logits of each row, (R) int64."""
-        return self._machine.argmax(logits_RV)
-
     def likeliest(self, hidden_RD: Tensor) -> Tensor:
-        """`argmax` of `logits`, (R) int64, for less."""
+        """The first of the largest logits of each row, (R) int64, for less."""
         if self.spec.final_soft_cap is not None:
-            return self.argmax(self.logits(hidden_RD))  # a cap can make different logits equal
+            return self._machine.argmax(self.logits(hidden_RD))  # a cap can make different logits equal
         return self._machine.best_columns(hidden_RD.contiguous(), self._head)
 
     def _build(self, caches: list[LayerCache]) -> Program:

@@ -13,6 +13,7 @@ from rayllm.model.layers import ColumnLinear, Norm, Part, Placement, RowLinear, 
 from rayllm.model.rope import Rope
 from rayllm.model.spec import CacheSpec, DecoderSpec
 from rayllm_kernels import AttentionBatch
+from rayllm_kernels.sampling import REFERENCE
 
 
 class Decoder(nn.Module):
@@ -20,6 +21,9 @@ class Decoder(nn.Module):
 
     Its parameters are not filled yet; `rayllm.model.loader.load_model` makes a usable one.
     """
+
+    sampling = REFERENCE
+    """What chooses tokens by the logits."""
 
     def __init__(self, spec: DecoderSpec, place: Placement, max_model_len: int) -> None:
         """`max_model_len` is the longest context that will be served, in tokens.
@@ -58,13 +62,9 @@ class Decoder(nn.Module):
             logits_RV = torch.tanh(logits_RV / self.spec.final_soft_cap) * self.spec.final_soft_cap
         return logits_RV
 
-    def argmax(self, logits_RV: Tensor) -> Tensor:
-        """The likeliest token of each row, (R) int64."""
-        return logits_RV.argmax(dim=-1)
-
     def likeliest(self, hidden_RD: Tensor) -> Tensor:
-        """`argmax` of `logits`, (R) int64."""
-        return self.argmax(self.logits(hidden_RD))
+        """The likeliest token of each row, (R) int64."""
+        return self.logits(hidden_RD).argmax(dim=-1)
 
     def cache_specs(self) -> list[CacheSpec]:
         """What each layer caches, on this rank."""

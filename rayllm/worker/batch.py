@@ -4,7 +4,7 @@ Everything a step needs of all rows lies in arrays, so that a step of many rows 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,36 +12,46 @@ import torch
 
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.worker import StartRow, StepPlan
+from rayllm.worker.noise import noise_keys, stream_key
 from rayllm_kernels import AttentionBatch
+from rayllm_kernels.sampling import Draws, Penalties
 
 Ints = npt.NDArray[np.int32]
+NO_LOGPROBS = -2
 
 
 @dataclass(slots=True)
 class RowState:
-    """What the sampler knows of a row."""
+    """What belongs to one row alone: for the few things that are done row by row."""
 
     row: int
     sampling: SamplingParams
-    choice_index: int
     prompt_length: int
     tokens: Ints
     """The whole row; `tokens[:length]` is valid."""
-    end_tokens: tuple[int, ...]
+    end_tokens: npt.NDArray[np.int64]
     """Tokens that may not come before `min_tokens`."""
-    plain: bool = False
-    """The likeliest token is wanted, with nothing that changes or reports logits."""
-    length: int = 0
+    bias: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+    """Token ids, and what is added to their logits."""
+    length: int
     """Prompt and output known so far; the position of the token to sample."""
-    output_counts: dict[int, int] = field(default_factory=dict)
-    """How often each token stands in the output; kept only where a penalty needs it."""
-    distinct: npt.NDArray[np.int64] | None = None
-    """Prompt tokens without repeats; kept only where the repetition penalty needs it."""
 
     @property
     def num_output(self) -> int:
         """Output tokens so far."""
         return self.length - self.prompt_length
+
+
+@dataclass(frozen=True, slots=True)
+class SampleAsk:
+    """What R rows ask of the sampler."""
+
+    draws: Draws
+    penalties: Penalties | None
+    edited: list[tuple[int, RowState]]
+    """Rows whose logits are changed one by one, and where in R they stand."""
+    logprobs: npt.NDArray[np.int32]
+    """(R) as in `SamplingParams`; `NO_LOGPROBS` for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,7 @@ class Batch:
         self._blocks = np.zeros((rows, -(-(max_tokens + 1) // block_size)), np.int32)
         self._num_blocks = np.zeros(rows, np.int32)
         self._state: list[RowState | None] = [None] * rows
+        self._sampling = _SamplingArrays(rows)
 
     def apply(self, plan: StepPlan) -> None:
         """Take in what changed since the last step."""
@@ -144,6 +155,35 @@ class Batch:
         assert state is not None, row
         return state
 
+    def all_plain(self, rows: list[int]) -> bool:
+        """Whether all of the rows want the likeliest token, with nothing that changes or reports logits."""
+        p = self._sampling
+        return bool((p.plain[rows] & (self._length[rows] >= p.may_end[rows])).all())
+
+    def sample_ask(self, rows: list[int]) -> SampleAsk:
+        """What the rows ask of the sampler."""
+        held = np.array(rows, np.int64)
+        p, length = self._sampling, self._length[held]
+        draws = Draws(
+            temperature=p.temperature[held], min_p=p.min_p[held], top_k=p.top_k[held], top_p=p.top_p[held],
+            key=noise_keys(p.stream[held], length),
+        )  # fmt: skip
+        edited = np.flatnonzero(p.edited[held] | (length < p.may_end[held])).tolist()
+        return SampleAsk(
+            draws, self._penalties(held, length), [(i, self.state(rows[i])) for i in edited], p.logprobs[held]
+        )
+
+    def _penalties(self, held: npt.NDArray[np.int64], length: Ints) -> Penalties | None:
+        p = self._sampling
+        at = np.flatnonzero(p.penalised[held])
+        if not len(at):
+            return None
+        rows = held[at]
+        return Penalties(
+            at=at, tokens=self._tokens, held=rows, prompt=p.prompt_length[rows], length=length[at].astype(np.int64),
+            repetition=p.repetition[rows], frequency=p.frequency[rows], presence=p.presence[rows],
+        )  # fmt: skip
+
     def append(self, rows: list[int], token_ids: list[int]) -> None:
         """Append a sampled token to each of the rows."""
         for row, token in zip(rows, token_ids, strict=True):
@@ -151,8 +191,6 @@ class Batch:
             self._tokens[row, state.length] = token
             state.length += 1
             self._length[row] = state.length
-            if _penalised(state.sampling):
-                state.output_counts[token] = state.output_counts.get(token, 0) + 1
 
     def _start(self, start: StartRow) -> None:
         row, length = start.row, len(start.token_ids)
@@ -163,24 +201,48 @@ class Batch:
         self._num_blocks[row] = len(start.block_ids)
         sampling = start.sampling
         ends = sampling.stop_token_ids if sampling.ignore_eos else (*self._end_tokens, *sampling.stop_token_ids)
-        state = RowState(
-            row=row, sampling=sampling, choice_index=start.choice_index, prompt_length=start.prompt_length,
-            tokens=self._tokens[row], end_tokens=ends, length=length, plain=_plain(sampling),
+        bias = sampling.logit_bias or {}
+        self._state[row] = RowState(
+            row=row, sampling=sampling, prompt_length=start.prompt_length, tokens=self._tokens[row],
+            end_tokens=np.array(ends, np.int64),
+            bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)), length=length,
         )  # fmt: skip
-        if _penalised(sampling):
-            tokens, counts = np.unique(self._tokens[row, start.prompt_length : length], return_counts=True)
-            state.output_counts = dict(zip(tokens.tolist(), counts.tolist(), strict=True))
-            state.distinct = np.unique(self._tokens[row, : start.prompt_length]).astype(np.int64)
-        self._state[row] = state
+        self._sampling.set(row, start)
 
 
-def _penalised(sampling: SamplingParams) -> bool:
-    return sampling.repetition_penalty != 1.0 or bool(sampling.frequency_penalty or sampling.presence_penalty)
+class _SamplingArrays:
+    """Sampling parameters, an entry for each row of the batch."""
 
+    def __init__(self, rows: int) -> None:
+        self.plain = np.zeros(rows, bool)
+        self.penalised = np.zeros(rows, bool)
+        self.edited = np.zeros(rows, bool)
+        self.may_end = np.zeros(rows, np.int32)  # the length from which on end tokens are allowed
+        self.prompt_length = np.zeros(rows, np.int64)
+        self.temperature = np.zeros(rows, np.float32)
+        self.min_p = np.zeros(rows, np.float64)
+        self.top_k = np.zeros(rows, np.int64)
+        self.top_p = np.zeros(rows, np.float64)
+        self.stream = np.zeros(rows, np.uint64)
+        self.repetition = np.zeros(rows, np.float32)
+        self.frequency = np.zeros(rows, np.float32)
+        self.presence = np.zeros(rows, np.float32)
+        self.logprobs = np.zeros(rows, np.int32)
 
-def _plain(sampling: SamplingParams) -> bool:
-    changed = sampling.allowed_token_ids is not None or sampling.bad_words_ids or sampling.min_tokens
-    return (
-        not (not sampling.greedy or changed or sampling.logit_bias or sampling.extra_args or _penalised(sampling))
-        and sampling.logprobs is None
-    )
+    def set(self, row: int, start: StartRow) -> None:
+        """Note what a request asks for."""
+        p = start.sampling
+        self.penalised[row] = p.repetition_penalty != 1.0 or bool(p.frequency_penalty or p.presence_penalty)
+        self.edited[row] = (
+            p.allowed_token_ids is not None or bool(p.bad_words_ids) or bool(p.logit_bias) or bool(p.extra_args)
+        )
+        self.may_end[row] = start.prompt_length + p.min_tokens
+        self.prompt_length[row] = start.prompt_length
+        self.temperature[row] = 0.0 if p.greedy else p.temperature
+        self.min_p[row], self.top_k[row], self.top_p[row] = p.min_p, p.top_k, p.top_p
+        self.repetition[row] = p.repetition_penalty
+        self.frequency[row], self.presence[row] = p.frequency_penalty, p.presence_penalty
+        self.logprobs[row] = NO_LOGPROBS if p.logprobs is None else p.logprobs
+        assert p.greedy or p.seed is not None
+        self.stream[row] = stream_key(p.seed or 0, start.choice_index)
+        self.plain[row] = p.greedy and p.logprobs is None and not (self.penalised[row] or self.edited[row])

@@ -42,7 +42,7 @@ class Worker:
             rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
             vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
         )  # fmt: skip
-        self._sampler = Sampler(self._processors, self._model.argmax)
+        self._sampler = Sampler(self._processors, self._model.sampling)
         self._caches: list[Any] = []
 
     def kv_bytes_per_block(self) -> int:
@@ -73,14 +73,13 @@ class Worker:
         self._batch.advance(plan)
         if not inputs.sampled_rows:
             return StepResult([], [], {}, prompt)
-        states = [self._batch.state(row) for row in inputs.sampled_rows]
+        rows = inputs.sampled_rows
         hidden_RD = hidden_TD[inputs.sampled_positions]
-        if all(state.plain for state in states):
+        if self._batch.all_plain(rows):
             sampled = Sampled(self._model.likeliest(hidden_RD).tolist())
         else:
-            sampled = self._sampler.sample(self._model.logits(hidden_RD), states)
-        self._batch.append(inputs.sampled_rows, sampled.token_ids)
-        rows = inputs.sampled_rows
+            sampled = self._sampler.sample(self._model.logits(hidden_RD), self._batch.sample_ask(rows))
+        self._batch.append(rows, sampled.token_ids)
         return StepResult(
             rows, sampled.token_ids, {rows[i]: entry for i, entry in sampled.logprobs.items()}, prompt,
             {rows[i]: why for i, why in sampled.failed.items()},
@@ -95,7 +94,7 @@ class Worker:
                 tokens = ask.next_tokens[begin : begin + SLICE]
                 at = ask.offset + begin
                 logits = self._model.logits(hidden_TD[at : at + len(tokens)])
-                entries += prompt_logprobs(logits, tokens, ask.alternatives)
+                entries += prompt_logprobs(self._model.sampling, logits, tokens, ask.alternatives)
             out[ask.row] = entries
         return out
 

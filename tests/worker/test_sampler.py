@@ -7,26 +7,32 @@ import pytest
 import torch
 
 from rayllm.messages.sampling import SamplingParams
-from rayllm.worker.batch import RowState
-from rayllm.worker.noise import gumbel, noise_key
-from rayllm.worker.sampler import Sampler, draw, prompt_logprobs
+from rayllm.messages.worker import StartRow, StepPlan
+from rayllm.worker.batch import Batch
+from rayllm.worker.noise import noise_keys, stream_key
+from rayllm.worker.sampler import Sampled, Sampler, prompt_logprobs
+from rayllm_kernels.native.library import Machine, library
+from rayllm_kernels.sampling import REFERENCE, SamplingOps
 
 VOCAB = 64
 
 
-def state(prompt: list[int], output: list[int] | None = None, *, choice: int = 0, **sampling: object) -> RowState:
-    tokens = np.array([*prompt, *(output or []), 0, 0], np.int32)
+@pytest.fixture(params=["reference", "native"])
+def ops(request: pytest.FixtureRequest) -> SamplingOps:
+    if request.param == "reference":
+        return REFERENCE
+    if library() is None:
+        pytest.skip("no C++ compiler here")
+    return Machine(2).sampling()
+
+
+def state(prompt: list[int], output: list[int] | None = None, *, choice: int = 0, **sampling: object) -> StartRow:
+    """A request that stands before its next token. Token 0 ends it."""
     params = SamplingParams(**({"seed": 7, "temperature": 1.0} | sampling))
-    row = RowState(
-        row=0, sampling=params, choice_index=choice, prompt_length=len(prompt), tokens=tokens, end_tokens=(0,),
-        length=len(tokens) - 2, distinct=np.unique(np.array(prompt, np.int64)),
-    )  # fmt: skip
-    for token in output or []:
-        row.output_counts[token] = row.output_counts.get(token, 0) + 1
-    return row
+    return StartRow(0, [*prompt, *(output or [])], len(prompt), 0, [], params, choice)
 
 
-def greedy(prompt: list[int], output: list[int] | None = None, **sampling: object) -> RowState:
+def greedy(prompt: list[int], output: list[int] | None = None, **sampling: object) -> StartRow:
     return state(prompt, output, temperature=0.0, **sampling)
 
 
@@ -34,43 +40,103 @@ def logits(seed: int = 0) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def one(logits_V: torch.Tensor, row: RowState) -> int:
-    return Sampler({}).sample(logits_V[None].clone(), [row]).token_ids[0]
+def batch_of(rows: list[StartRow]) -> Batch:
+    longest = max(len(row.token_ids) for row in rows) + 8
+    batch = Batch(rows=len(rows), max_tokens=longest, block_size=16, vocab_size=VOCAB, end_tokens=(0,))
+    starts = [
+        StartRow(i, row.token_ids, row.prompt_length, 0, [], row.sampling, row.choice_index)
+        for i, row in enumerate(rows)
+    ]
+    batch.apply(StepPlan(0, starts, [], [], []))
+    return batch
 
 
-def test_a_sample_does_not_depend_on_its_neighbours() -> None:
-    rows = [state([1, 2, i], temperature=0.5 + i / 10, top_p=0.9, seed=i) for i in range(6)]
-    many = torch.stack([logits(i) for i in range(6)])
-    assert Sampler({}).sample(many.clone(), rows).token_ids == [one(many[i], rows[i]) for i in range(6)]
+def sample(logits_RV: torch.Tensor, rows: list[StartRow], ops: SamplingOps, processors: object = None) -> Sampled:
+    ask = batch_of(rows).sample_ask(list(range(len(rows))))
+    return Sampler(processors or {}, ops).sample(logits_RV.clone(), ask)
+
+
+def one(logits_V: torch.Tensor, row: StartRow, ops: SamplingOps = REFERENCE) -> int:
+    return sample(logits_V[None], [row], ops).token_ids[0]
+
+
+def many(logits_V: torch.Tensor, positions: range, ops: SamplingOps, **sampling: object) -> list[int]:
+    """What a row would draw at each of the positions."""
+    return sample(logits_V.expand(len(positions), -1), [state([1] * i, **sampling) for i in positions], ops).token_ids
+
+
+KINDS: list[dict[str, object]] = [
+    {}, {"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 3, "logprobs": 2}, {"min_p": 0.1, "logprobs": 0},
+    {"repetition_penalty": 1.4, "logprobs": 2}, {"temperature": 0.0, "frequency_penalty": 0.7, "presence_penalty": 0.2},
+    {"logit_bias": {3: 2.0, 9: -1.0}}, {"bad_words_ids": ((5,), (3, 6)), "logprobs": -1},
+    {"allowed_token_ids": (3, 9, 40), "logprobs": 1}, {"min_tokens": 4}, {"temperature": 0.0, "logprobs": 3},
+]  # fmt: skip
+
+
+def test_a_row_gets_the_same_alone_and_in_a_batch(ops: SamplingOps) -> None:
+    rows = [state([1, 2, i], [3] * (i % 4), seed=i, **KINDS[i % len(KINDS)]) for i in range(48)]
+    logits_RV = torch.stack([logits(i) for i in range(48)])
+    whole = sample(logits_RV, rows, ops)
+    for i, row in enumerate(rows):
+        alone = sample(logits_RV[i : i + 1], [row], ops)
+        assert alone.token_ids == whole.token_ids[i : i + 1]
+        assert alone.logprobs.get(0) == whole.logprobs.get(i)
+        assert (i in whole.logprobs) == (row.sampling.logprobs is not None)
+
+
+def test_tokens_are_those_of_the_reference(ops: SamplingOps) -> None:
+    rows = [state([1, 2, i % VOCAB], [3] * (i % 4), seed=i, **KINDS[i % len(KINDS)]) for i in range(96)]
+    logits_RV = torch.stack([logits(i) for i in range(96)])
+    assert sample(logits_RV, rows, ops).token_ids == sample(logits_RV, rows, REFERENCE).token_ids
+
+
+def test_sampling_goes_on_where_a_moved_row_left_off(ops: SamplingOps) -> None:
+    """Appending a sampled token leaves a row as it would start with that token."""
+    for kind in KINDS:
+        batch = batch_of([state([1, 2], **kind)])
+        output: list[int] = []
+        for step in range(6):
+            token = Sampler({}, ops).sample(logits(step)[None].clone(), batch.sample_ask([0])).token_ids[0]
+            assert token == one(logits(step), state([1, 2], output, **kind), ops)
+            batch.append([0], [token])
+            output.append(token)
+
+
+def test_a_row_is_plain_when_nothing_changes_or_reports_its_logits() -> None:
+    rows = [greedy([1]), greedy([1], min_tokens=1), state([1]), greedy([1], logprobs=0), greedy([1], logit_bias={1: 1})]
+    batch = batch_of(rows)
+    assert [batch.all_plain([i]) for i in range(len(rows))] == [True, False, False, False, False]
+    assert not batch.all_plain([0, 2])
+    batch.append([0, 1], [5, 5])
+    assert batch.all_plain([0, 1]), "the least number of tokens is there"
 
 
 def test_noise_differs_by_seed_choice_and_position() -> None:
-    keys = {noise_key(s, c, p) for s in (0, 1, -5, 2**63) for c in range(3) for p in range(50)}
-    assert len(keys) == 600
-    assert not np.array_equal(gumbel(1, np.arange(9)), gumbel(2, np.arange(9)))
-    assert np.array_equal(gumbel(1, np.arange(9))[3:5], gumbel(1, np.array([3, 4])))
+    streams = np.array([stream_key(s, c) for s in (0, 1, -5, 2**63) for c in range(3)], np.uint64)
+    keys = np.concatenate([noise_keys(streams, np.full(12, p, np.int32)) for p in range(50)])
+    assert len(set(keys.tolist())) == 600
 
 
-def test_samples_follow_the_distribution() -> None:
+def test_samples_follow_the_distribution(ops: SamplingOps) -> None:
     """4,000 draws of 8 tokens: a fair sampler strays this far (chi-square above 29.9) once in 10,000 runs."""
     logits_V = torch.tensor([0.0, 0.5, 1.0, -1.0, 2.0, 0.3, -0.4, 1.5])
     wanted = torch.softmax(logits_V / 0.8, 0).numpy() * 4000
-    counts = np.bincount([draw(logits_V, state([1] * i, temperature=0.8)) for i in range(1, 4001)], minlength=8)
+    rows = [state([1], temperature=0.8, seed=i) for i in range(4000)]
+    counts = np.bincount(sample(logits_V.expand(4000, -1), rows, ops).token_ids, minlength=8)
     assert ((counts - wanted) ** 2 / wanted).sum() < 29.9
 
 
-def test_filters_leave_what_they_say() -> None:
+def test_filters_leave_what_they_say(ops: SamplingOps) -> None:
     logits_V = logits(3)
     probs = torch.softmax(logits_V, 0)
     order = torch.argsort(-probs).tolist()
-    seen_k = {draw(logits_V, state([1] * i, top_k=3)) for i in range(1, 300)}
-    assert seen_k == set(order[:3])
+    assert set(many(logits_V, range(1, 300), ops, top_k=3)) == set(order[:3])
     nucleus = order[: int((torch.cumsum(probs[order], 0) < 0.7).sum()) + 1]
-    assert {draw(logits_V, state([1] * i, top_p=0.7)) for i in range(1, 600)} == set(nucleus)
+    assert set(many(logits_V, range(1, 600), ops, top_p=0.7)) == set(nucleus)
     enough = {i for i in range(VOCAB) if probs[i] >= 0.05 * probs.max()}
-    assert {draw(logits_V, state([1] * i, min_p=0.05)) for i in range(1, 3000)} <= enough
-    assert draw(logits_V, state([1], top_p=1e-9)) == order[0]
-    assert draw(torch.zeros(VOCAB), state([1], top_k=VOCAB + 5)) in range(VOCAB)
+    assert set(many(logits_V, range(1, 600), ops, min_p=0.05)) <= enough
+    assert one(logits_V, state([1], top_p=1e-9), ops) == order[0]
+    assert one(torch.zeros(VOCAB), state([1], top_k=VOCAB + 5), ops) in range(VOCAB)
 
 
 def test_penalties_count_as_documented() -> None:
@@ -105,17 +171,15 @@ def test_min_tokens_bars_end_tokens() -> None:
     assert one(logits_V, greedy([1], [2], min_tokens=2)) != 0
 
 
-def test_logprobs_are_those_of_the_model() -> None:
+def test_logprobs_are_those_of_the_model(ops: SamplingOps) -> None:
     logits_V = logits(2)
     wanted = torch.log_softmax(logits_V, 0)
-    row = greedy([1], logit_bias={9: 100.0}, logprobs=3)
-    sampled = Sampler({}).sample(logits_V[None].clone(), [row])
-    entry = sampled.logprobs[0]
+    entry = sample(logits_V[None], [greedy([1], logit_bias={9: 100.0}, logprobs=3)], ops).logprobs[0]
     assert entry.token_id == 9
     assert math.isclose(entry.logprob, wanted[9], rel_tol=1e-5)
     assert entry.rank == int((wanted > wanted[9]).sum()) + 1
     assert entry.top_ids == torch.topk(wanted, 3).indices.tolist()
-    whole = prompt_logprobs(logits_V[None], np.array([4], np.int32), -1)[0]
+    whole = prompt_logprobs(ops, logits_V[None], np.array([4], np.int32), -1)[0]
     assert len(whole.top_ids) == VOCAB
 
 
@@ -131,18 +195,17 @@ class Pick:
         return logits_V
 
 
-def test_processors_and_their_faults_stay_with_their_row() -> None:
-    sampler = Sampler({"pick": Pick(None)})
+def test_processors_and_their_faults_stay_with_their_row(ops: SamplingOps) -> None:
     rows = [greedy([1]), state([1], extra_args={"pick": 7}), state([1], extra_args={"pick": 1000})]
-    sampled = sampler.sample(torch.stack([logits(i) for i in range(3)]), rows)
+    sampled = sample(torch.stack([logits(i) for i in range(3)]), rows, ops, {"pick": Pick(None)})
     assert sampled.token_ids[0] == int(logits(0).argmax())
     assert sampled.token_ids[1] == 7
     assert list(sampled.failed) == [2]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_constraints_that_leave_nothing_fail_the_row_alone(temperature: float) -> None:
+def test_constraints_that_leave_nothing_fail_the_row_alone(temperature: float, ops: SamplingOps) -> None:
     row = state([1], temperature=temperature, allowed_token_ids=(0,), min_tokens=3)
-    sampled = Sampler({}).sample(torch.stack([logits(0), logits(1)]), [row, greedy([1])])
+    sampled = sample(torch.stack([logits(0), logits(1)]), [row, greedy([1])], ops)
     assert list(sampled.failed) == [0]
     assert sampled.token_ids[1] == int(logits(1).argmax())
