@@ -33,8 +33,13 @@ class RowState:
     """Tokens that may not come before `min_tokens`."""
     bias: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
     """Token ids, and what is added to their logits."""
-    length: int
-    """Prompt and output known so far; the position of the token to sample."""
+    known: Ints
+    """One entry of the batch's array: `length`."""
+
+    @property
+    def length(self) -> int:
+        """Prompt and output known so far; the position of the token to sample."""
+        return int(self.known[0])
 
     @property
     def num_output(self) -> int:
@@ -186,11 +191,9 @@ class Batch:
 
     def append(self, rows: list[int], token_ids: list[int]) -> None:
         """Append a sampled token to each of the rows."""
-        for row, token in zip(rows, token_ids, strict=True):
-            state = self.state(row)
-            self._tokens[row, state.length] = token
-            state.length += 1
-            self._length[row] = state.length
+        length = self._length[rows]
+        self._tokens[rows, length] = token_ids
+        self._length[rows] = length + 1
 
     def _start(self, start: StartRow) -> None:
         row, length = start.row, len(start.token_ids)
@@ -205,7 +208,8 @@ class Batch:
         self._state[row] = RowState(
             row=row, sampling=sampling, prompt_length=start.prompt_length, tokens=self._tokens[row],
             end_tokens=np.array(ends, np.int64),
-            bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)), length=length,
+            bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)),
+            known=self._length[row : row + 1],
         )  # fmt: skip
         self._sampling.set(row, start)
 
@@ -217,7 +221,7 @@ class _SamplingArrays:
         self.plain = np.zeros(rows, bool)
         self.penalised = np.zeros(rows, bool)
         self.edited = np.zeros(rows, bool)
-        self.may_end = np.zeros(rows, np.int32)  # the length from which on end tokens are allowed
+        self.may_end = np.zeros(rows, np.int64)  # the length from which on end tokens are allowed
         self.prompt_length = np.zeros(rows, np.int64)
         self.temperature = np.zeros(rows, np.float32)
         self.min_p = np.zeros(rows, np.float64)
