@@ -17,6 +17,8 @@ from rayllm_kernels import AttentionBatch
 from rayllm_kernels.sampling import Draws, Penalties
 
 Ints = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int64]
+"""Numbers of rows."""
 NO_LOGPROBS = -2
 
 
@@ -77,10 +79,10 @@ class StepInputs:
     token_ids: torch.Tensor  # (T,) int64
     positions: torch.Tensor  # (T,) int64
     attention: AttentionBatch
-    rows: Ints  # (B,)
+    rows: Rows  # (B,)
     counts: Ints  # (B,)
     starts: Ints  # (B,) tokens computed before this step
-    sampled_rows: list[int]
+    sampled_rows: Rows  # (R,)
     sampled_positions: torch.Tensor  # (R,) int64, indices into T
 
 
@@ -113,32 +115,36 @@ class Batch:
 
     def inputs(self, plan: StepPlan, device: torch.device) -> StepInputs:
         """The tensors of a step."""
-        rows = np.array(plan.rows, np.int32)
-        counts = np.array(plan.counts, np.int32)
+        rows, counts = np.array(plan.rows, np.int64), np.array(plan.counts, np.int32)
         starts = self._computed[rows]
-        ends = np.cumsum(counts)
-        row_of_token = np.repeat(np.arange(len(rows)), counts)
-        positions = np.arange(ends[-1]) - np.repeat(ends - counts, counts) + starts[row_of_token]
-        token_rows = rows[row_of_token]
         seq_lens = starts + counts
-        width = -(-int(seq_lens.max()) // self._block_size)
-        blocks = self._blocks[token_rows, positions // self._block_size].astype(np.int64)
+        ends = np.cumsum(counts, dtype=np.int32)
+        if ends[-1] == len(rows):  # one token each
+            token_rows, positions = rows, starts.astype(np.int64)
+        else:
+            token_rows = np.repeat(rows, counts)
+            positions = np.arange(ends[-1]) + np.repeat(starts + counts - ends, counts)
+        blocks, offsets = np.divmod(positions, self._block_size)
+        query_start = np.zeros(len(rows) + 1, np.int32)
+        query_start[1:] = ends
         attention = AttentionBatch.from_numpy(
-            query_start=np.concatenate(([0], ends)).astype(np.int32), seq_lens=seq_lens,
-            block_table=self._blocks[rows, :width],
-            slot_mapping=blocks * self._block_size + positions % self._block_size, device=device,
+            query_start=query_start, seq_lens=seq_lens,
+            block_table=self._blocks[rows, : -(-int(seq_lens.max()) // self._block_size)],
+            slot_mapping=self._blocks[token_rows, blocks] * np.int64(self._block_size) + offsets, device=device,
         )  # fmt: skip
         reached = seq_lens == self._length[rows]
         return StepInputs(
             token_ids=torch.from_numpy(self._tokens[token_rows, positions].astype(np.int64)).to(device),
-            positions=torch.from_numpy(positions.astype(np.int64)).to(device),
-            attention=attention, rows=rows, counts=counts, starts=starts, sampled_rows=rows[reached].tolist(),
+            positions=torch.from_numpy(positions).to(device), attention=attention, rows=rows, counts=counts,
+            starts=starts, sampled_rows=rows[reached],
             sampled_positions=torch.from_numpy((ends[reached] - 1).astype(np.int64)).to(device),
         )  # fmt: skip
 
     def prompt_logprobs_wanted(self, inputs: StepInputs) -> list[PromptAsk]:
         """Rows of this step whose prompt log-probabilities are asked for."""
-        asks = []
+        asks: list[PromptAsk] = []
+        if not self._sampling.prompt_logprobs[inputs.rows].any():
+            return asks
         offset = 0
         for row, count, start in zip(inputs.rows.tolist(), inputs.counts.tolist(), inputs.starts.tolist(), strict=True):
             state = self.state(row)
@@ -150,9 +156,9 @@ class Batch:
             offset += count
         return asks
 
-    def advance(self, plan: StepPlan) -> None:
+    def advance(self, inputs: StepInputs) -> None:
         """Note that the step's tokens are computed."""
-        self._computed[np.array(plan.rows, np.int32)] += np.array(plan.counts, np.int32)
+        self._computed[inputs.rows] += inputs.counts
 
     def state(self, row: int) -> RowState:
         """What the sampler knows of a row."""
@@ -160,14 +166,13 @@ class Batch:
         assert state is not None, row
         return state
 
-    def all_plain(self, rows: list[int]) -> bool:
+    def all_plain(self, rows: Rows) -> bool:
         """Whether all of the rows want the likeliest token, with nothing that changes or reports logits."""
         p = self._sampling
         return bool((p.plain[rows] & (self._length[rows] >= p.may_end[rows])).all())
 
-    def sample_ask(self, rows: list[int]) -> SampleAsk:
+    def sample_ask(self, held: Rows) -> SampleAsk:
         """What the rows ask of the sampler."""
-        held = np.array(rows, np.int64)
         p, length = self._sampling, self._length[held]
         draws = Draws(
             temperature=p.temperature[held], min_p=p.min_p[held], top_k=p.top_k[held], top_p=p.top_p[held],
@@ -175,10 +180,10 @@ class Batch:
         )  # fmt: skip
         edited = np.flatnonzero(p.edited[held] | (length < p.may_end[held])).tolist()
         return SampleAsk(
-            draws, self._penalties(held, length), [(i, self.state(rows[i])) for i in edited], p.logprobs[held]
+            draws, self._penalties(held, length), [(i, self.state(int(held[i]))) for i in edited], p.logprobs[held]
         )
 
-    def _penalties(self, held: npt.NDArray[np.int64], length: Ints) -> Penalties | None:
+    def _penalties(self, held: Rows, length: Ints) -> Penalties | None:
         p = self._sampling
         at = np.flatnonzero(p.penalised[held])
         if not len(at):
@@ -189,7 +194,7 @@ class Batch:
             repetition=p.repetition[rows], frequency=p.frequency[rows], presence=p.presence[rows],
         )  # fmt: skip
 
-    def append(self, rows: list[int], token_ids: list[int]) -> None:
+    def append(self, rows: Rows, token_ids: list[int]) -> None:
         """Append a sampled token to each of the rows."""
         length = self._length[rows]
         self._tokens[rows, length] = token_ids
@@ -232,6 +237,7 @@ class _SamplingArrays:
         self.frequency = np.zeros(rows, np.float32)
         self.presence = np.zeros(rows, np.float32)
         self.logprobs = np.zeros(rows, np.int32)
+        self.prompt_logprobs = np.zeros(rows, bool)  # whether any are asked for
 
     def set(self, row: int, start: StartRow) -> None:
         """Note what a request asks for."""
@@ -246,6 +252,7 @@ class _SamplingArrays:
         self.min_p[row], self.top_k[row], self.top_p[row] = p.min_p, p.top_k, p.top_p
         self.repetition[row] = p.repetition_penalty
         self.frequency[row], self.presence[row] = p.frequency_penalty, p.presence_penalty
+        self.prompt_logprobs[row] = p.prompt_logprobs is not None
         self.logprobs[row] = NO_LOGPROBS if p.logprobs is None else p.logprobs
         assert p.greedy or p.seed is not None
         self.stream[row] = stream_key(p.seed or 0, start.choice_index)

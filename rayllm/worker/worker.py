@@ -70,16 +70,16 @@ class Worker:
         inputs = self._batch.inputs(plan, self._device)
         hidden_TD = self._model(inputs.token_ids, inputs.positions, inputs.attention, self._caches)
         prompt = self._prompt_logprobs(inputs, hidden_TD)
-        self._batch.advance(plan)
-        if not inputs.sampled_rows:
+        self._batch.advance(inputs)
+        if not len(inputs.sampled_rows):
             return StepResult([], [], {}, prompt)
-        rows = inputs.sampled_rows
         hidden_RD = hidden_TD[inputs.sampled_positions]
-        if self._batch.all_plain(rows):
+        if self._batch.all_plain(inputs.sampled_rows):
             sampled = Sampled(self._model.likeliest(hidden_RD).tolist())
         else:
-            sampled = self._sampler.sample(self._model.logits(hidden_RD), self._batch.sample_ask(rows))
-        self._batch.append(rows, sampled.token_ids)
+            sampled = self._sampler.sample(self._model.logits(hidden_RD), self._batch.sample_ask(inputs.sampled_rows))
+        self._batch.append(inputs.sampled_rows, sampled.token_ids)
+        rows: list[int] = inputs.sampled_rows.tolist()
         return StepResult(
             rows, sampled.token_ids, {rows[i]: entry for i, entry in sampled.logprobs.items()}, prompt,
             {rows[i]: why for i, why in sampled.failed.items()},

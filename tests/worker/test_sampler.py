@@ -52,7 +52,7 @@ def batch_of(rows: list[StartRow]) -> Batch:
 
 
 def sample(logits_RV: torch.Tensor, rows: list[StartRow], ops: SamplingOps, processors: object = None) -> Sampled:
-    ask = batch_of(rows).sample_ask(list(range(len(rows))))
+    ask = batch_of(rows).sample_ask(np.arange(len(rows)))
     return Sampler(processors or {}, ops).sample(logits_RV.clone(), ask)
 
 
@@ -96,19 +96,19 @@ def test_sampling_goes_on_where_a_moved_row_left_off(ops: SamplingOps) -> None:
         batch = batch_of([state([1, 2], **kind)])
         output: list[int] = []
         for step in range(6):
-            token = Sampler({}, ops).sample(logits(step)[None].clone(), batch.sample_ask([0])).token_ids[0]
+            token = Sampler({}, ops).sample(logits(step)[None].clone(), batch.sample_ask(np.array([0]))).token_ids[0]
             assert token == one(logits(step), state([1, 2], output, **kind), ops)
-            batch.append([0], [token])
+            batch.append(np.array([0]), [token])
             output.append(token)
 
 
 def test_a_row_is_plain_when_nothing_changes_or_reports_its_logits() -> None:
     rows = [greedy([1]), greedy([1], min_tokens=1), state([1]), greedy([1], logprobs=0), greedy([1], logit_bias={1: 1})]
     batch = batch_of(rows)
-    assert [batch.all_plain([i]) for i in range(len(rows))] == [True, False, False, False, False]
-    assert not batch.all_plain([0, 2])
-    batch.append([0, 1], [5, 5])
-    assert batch.all_plain([0, 1]), "the least number of tokens is there"
+    assert [batch.all_plain(np.array([i])) for i in range(len(rows))] == [True, False, False, False, False]
+    assert not batch.all_plain(np.array([0, 2]))
+    batch.append(np.array([0, 1]), [5, 5])
+    assert batch.all_plain(np.array([0, 1])), "the least number of tokens is there"
 
 
 def test_noise_differs_by_seed_choice_and_position() -> None:
