@@ -7,7 +7,6 @@ from rayllm.config.engine import EngineConfig
 from rayllm.messages.worker import StepPlan, StepResult
 from rayllm.worker.worker import Worker
 
-
 HAND_OVER_S = 0.0005
 """How long a thread may keep the interpreter that another waits for. At Python's own 5 ms the worker, back from the
 kernels, would wait for the engine, and the engine for whoever delivers."""
