@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels.native.build import NoCompiler, Variant, build, cache_folder, choose, cpu_features
+from rayllm_kernels.native.memory import Arena
 from rayllm_kernels.sampling import Draws, LogProbabilities, Penalties, SamplingOps
 
 log = logging.getLogger(__name__)
@@ -169,6 +170,7 @@ class Machine:
         """`lib` is what `load` gave; without it, `library()`."""
         self._lib = lib or _loaded()
         self.handle = self._lib.rk_machine(threads)
+        self._arena = Arena()
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
@@ -182,9 +184,7 @@ class Machine:
             kind, k = KIND_OF[rows.dtype], rows.shape[1]
         assert k is not None
         n = rows.shape[0]
-        # Whole cache lines: a panel then never shares one with its neighbour.
-        data = torch.empty(self._lib.rk_packed_bytes(kind, n, k) + 64, dtype=torch.uint8)
-        data = data[-data.data_ptr() % 64 :]
+        data = self._arena.take(self._lib.rk_packed_bytes(kind, n, k))
         self._lib.rk_pack(self.handle, kind, rows.data_ptr(), n, k, data.data_ptr())
         return Packed(kind, n, k, data)
 

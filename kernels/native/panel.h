@@ -46,8 +46,12 @@ struct F16Row {
     static type make(float x) { return to_f16(x); }
 };
 
-// acc[m][p * 16 + n] (+)= sum over k of x[m][k] * panel p[k][n]. M rows, P panels `stride` apart.
-template <class Row, int M, int P>
+// Bytes that a pass over fresh weights asks for ahead of its reads: what memory delivers while it answers one.
+constexpr long AHEAD_BYTES = 4096;
+
+// acc[m][p * 16 + n] (+)= sum over k of x[m][k] * panel p[k][n]. M rows, P panels `stride` apart; COLD if these are in no
+// cache yet.
+template <class Row, int M, int P, bool COLD = false>
 static inline __attribute__((always_inline)) void tile(const float* x, long ldx, const typename Row::type* w, long stride,
                                                        float* acc, long lda, long depth, bool fresh) {
     vf sum[M][P * NV];
@@ -56,6 +60,8 @@ static inline __attribute__((always_inline)) void tile(const float* x, long ldx,
     for (long k = 0; k < depth; k++) {
         vf row[P * NV];
         for (int p = 0; p < P; p++) Row::widen(w + p * stride + k * LANES, row + p * NV);
+        if (COLD)
+            for (int p = 0; p < P; p++) __builtin_prefetch((const char*)(w + p * stride + k * LANES) + AHEAD_BYTES);
         for (int m = 0; m < M; m++) {
             float s = x[m * ldx + k];
             for (int n = 0; n < P * NV; n++) sum[m][n] += s * row[n];
@@ -73,29 +79,35 @@ template <class Row>
 static void rows_by_panels(const float* x, long ldx, long rows, const typename Row::type* w, long stride, int panels,
                            float* acc, long lda, long depth, bool fresh) {
     long m = 0;
-#define RK_TILE(M, P) \
+#define RK_TILE(M, P, COLD) \
     for (int p = 0; p + P <= panels; p += P) \
-        tile<Row, M, P>(x + m * ldx, ldx, w + p * stride, stride, acc + m * lda + p * LANES, lda, depth, fresh);
-    for (; m + ROWS <= rows; m += ROWS) { RK_TILE(ROWS, 1) }
+        tile<Row, M, P, COLD>(x + m * ldx, ldx, w + p * stride, stride, acc + m * lda + p * LANES, lda, depth, fresh);
+    if (rows >= ROWS) {
+        RK_TILE(ROWS, 1, true)
+        for (m = ROWS; m + ROWS <= rows; m += ROWS) { RK_TILE(ROWS, 1, false) }
+    }
     switch (rows - m) {
         case 0: break;
         case 1:
-            if (panels == 4) { RK_TILE(1, 4) } else if (panels == 2) { RK_TILE(1, 2) } else { RK_TILE(1, 1) }
+            if (panels == 4) { RK_TILE(1, 4, true) } else if (panels == 2) { RK_TILE(1, 2, true) } else { RK_TILE(1, 1, true) }
             break;
         case 2:
-            if (panels >= 2 && VW > 4) { RK_TILE(2, 2) } else { RK_TILE(2, 1) }
+            if (panels >= 2 && VW > 4) { RK_TILE(2, 2, true) } else { RK_TILE(2, 1, true) }
             break;
-        case 3:
-            if (panels >= 2 && VW > 4) { RK_TILE(3, 2) } else { RK_TILE(3, 1) }
+        case 3: { RK_TILE(3, 1, true) break; }
+        case 4: { RK_TILE(4, 1, true) break; }
+        case 5: {  // GCC 12 makes a slow loop of five
+            RK_TILE(4, 1, true)
+            m += 4;
+            RK_TILE(1, 1, false)
             break;
-        case 4: { RK_TILE(4, 1) break; }
-        case 5: { RK_TILE(5, 1) break; }
-        case 6: { RK_TILE(6, 1) break; }
-        case 7: { RK_TILE(7, 1) break; }
-        case 8: { RK_TILE(8, 1) break; }
-        case 9: { RK_TILE(9, 1) break; }
-        case 10: { RK_TILE(10, 1) break; }
-        default: { RK_TILE(11, 1) break; }
+        }
+        case 6: { RK_TILE(6, 1, true) break; }
+        case 7: { RK_TILE(7, 1, true) break; }
+        case 8: { RK_TILE(8, 1, true) break; }
+        case 9: { RK_TILE(9, 1, true) break; }
+        case 10: { RK_TILE(10, 1, true) break; }
+        default: { RK_TILE(11, 1, true) break; }
     }
 #undef RK_TILE
 }

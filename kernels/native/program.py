@@ -7,12 +7,12 @@ number; the fields they use are written by the method of the same name below, an
 from ctypes import c_int64, c_void_p
 from enum import IntEnum
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rayllm_kernels.batch import AttentionBatch
 from rayllm_kernels.native.library import KIND_OF, Epilogue, Instruction, Machine, Packed, Step
+from rayllm_kernels.native.memory import zeros
 
 
 class Op(IntEnum):
@@ -145,8 +145,8 @@ class LayerCache:
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
         tokens = min(block_size, 16)
         tiles = num_blocks * kv_heads * (block_size // tokens)
-        self._keys = _zeros(tiles * head_size * 16, dtype)
-        self._values = _zeros(tiles * -(-head_size // 16) * 16 * tokens, dtype)
+        self._keys = zeros(tiles * head_size * 16 * dtype.itemsize).view(dtype)
+        self._values = zeros(tiles * -(-head_size // 16) * 16 * tokens * dtype.itemsize).view(dtype)
 
     def parts(self) -> tuple[Tensor, Tensor]:
         """Keys and values, flat."""
@@ -158,11 +158,6 @@ def cache_bytes(block_size: int, kv_heads: int, head_size: int, dtype: torch.dty
     tokens = min(block_size, 16)
     numbers = block_size // tokens * kv_heads * 16 * (head_size + -(-head_size // 16) * tokens)
     return numbers * dtype.itemsize
-
-
-def _zeros(numbers: int, dtype: torch.dtype) -> Tensor:
-    # numpy leaves the zeroing to the system, page by page as they are used; torch would write all of it now.
-    return torch.from_numpy(np.zeros(numbers * dtype.itemsize, np.uint8)).view(dtype)
 
 
 def fits(block_size: int) -> bool:
