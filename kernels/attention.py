@@ -1,8 +1,10 @@
-"""The paged KV cache of one layer and attention over it, in plain torch.
+"""The paged KV cache of one layer and attention over it, in plain torch. Docstrings are the contracts of all versions.
 
 Letters of shapes: T tokens, B requests, N query heads, G key/value heads, R = N / G, H head size, L cache tokens,
 K blocks, S tokens of a block.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,19 +34,45 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of each token over the cache of its request, (T, N, H) in the dtype of q.
 
     Scores are q @ k * scale, then soft_cap * tanh(score / soft_cap) if a cap is given. With a window a token sees
-    itself and the window - 1 tokens before it. The step's keys and values are in the cache already. Scores and sums
-    are float32. A row's result depends on no other row, but for rounding.
+    itself and the window - 1 tokens before it. A sink is one more score of its query head, neither scaled nor capped,
+    without a value: it joins the softmax's denominator and nothing else (learned, as in GPT-OSS; Xiao et al., 2024).
+    The step's keys and values are in the cache already; what else it holds beyond a request's tokens, NaN included,
+    changes nothing. Scores and sums are float32. A row's result depends on no other row, but for rounding.
     """
+    sinks_GR = None if sinks_N is None else sinks_N.float().view(cache.shape[3], -1)
+    softmax = _Softmax(scale, soft_cap, sinks_GR)
     out_TNH = torch.empty_like(q_TNH)
     for group in batch.singles:
-        out_TNH[group.tokens] = _attend_singles(q_TNH, cache, batch, group, scale, window, soft_cap)
+        out_TNH[group.tokens] = _attend_singles(q_TNH, cache, batch, group, softmax, window)
     for row in batch.longer:
-        _attend_one(q_TNH, cache, batch, row, scale, window, soft_cap, out_TNH)
+        _attend_one(q_TNH, cache, batch, row, softmax, window, out_TNH)
     return out_TNH
+
+
+@dataclass(frozen=True, slots=True)
+class _Softmax:
+    """From products of queries and keys to weights."""
+
+    scale: float
+    soft_cap: float | None
+    sinks_GR: Tensor | None
+    """float32."""
+
+    def weights(self, scores_GRQL: Tensor, hidden: Tensor) -> Tensor:
+        """In the shape of the scores; any dimensions may stand before G. `hidden` is broadcast to them."""
+        scores = scores_GRQL * self.scale
+        if self.soft_cap is not None:
+            scores = torch.tanh(scores / self.soft_cap) * self.soft_cap
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if self.sinks_GR is None:
+            return scores.softmax(-1)
+        sinks = self.sinks_GR[..., None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
 
 
 def _attend_singles(
@@ -52,9 +80,8 @@ def _attend_singles(
     cache: Tensor,
     batch: AttentionBatch,
     group: SingleGroup,
-    scale: float,
+    softmax: _Softmax,
     window: int | None,
-    soft_cap: float | None,
 ) -> Tensor:
     """Attention of requests with one query each, padded to the longest: (B, N, H)."""
     block_size, kv_heads, head_size = cache.shape[2:]
@@ -73,9 +100,11 @@ def _attend_singles(
         hidden_BL = hidden_BL | (position_BL < seq_lens_B1 - window)
 
     keys_BLGH, values_BLGH = (part[blocks_BK].flatten(1, 2).float() for part in cache)
+    # Their weight is 0, but 0 times NaN is NaN, and a block may hold what a request before left there.
+    values_BLGH.masked_fill_(hidden_BL[:, :, None, None], 0.0)
     q_BGRH = q_TNH[group.tokens].float().unflatten(1, (kv_heads, -1))
     scores_BGRL = torch.einsum("bgrh,blgh->bgrl", q_BGRH, keys_BLGH)
-    weights_BGRL = _weights(scores_BGRL, hidden_BL[:, None, None], scale, soft_cap)
+    weights_BGRL = softmax.weights(scores_BGRL.unsqueeze(3), hidden_BL[:, None, None, None]).squeeze(3)
     out_BGRH = torch.einsum("bgrl,blgh->bgrh", weights_BGRL, values_BLGH)
     return out_BGRH.reshape(len(table_BK), -1, head_size).to(q_TNH.dtype)
 
@@ -85,9 +114,8 @@ def _attend_one(
     cache: Tensor,
     batch: AttentionBatch,
     row: int,
-    scale: float,
+    softmax: _Softmax,
     window: int | None,
-    soft_cap: float | None,
     out_TNH: Tensor,
 ) -> None:
     """Attention of one request with several queries, written to its rows of `out_TNH`."""
@@ -111,14 +139,7 @@ def _attend_one(
         q_GRQH = q_TNH[start:end].float().unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
         scores_GML = q_GRQH.flatten(1, 2) @ keys_GLH[:, seen].transpose(1, 2)
         scores_GRQL = scores_GML.unflatten(1, (-1, end - start))
-        weights_GML = _weights(scores_GRQL, hidden_QL, scale, soft_cap).flatten(1, 2)
+        weights_GML = softmax.weights(scores_GRQL, hidden_QL).flatten(1, 2)
         out_GMH = weights_GML @ values_GLH[:, seen]
         out_QGRH = out_GMH.unflatten(1, (-1, end - start)).permute(2, 0, 1, 3)
         out_TNH[start:end] = out_QGRH.reshape(end - start, -1, head_size).to(q_TNH.dtype)
-
-
-def _weights(scores: Tensor, hidden: Tensor, scale: float, soft_cap: float | None) -> Tensor:
-    scores = scores * scale
-    if soft_cap is not None:
-        scores = torch.tanh(scores / soft_cap) * soft_cap
-    return scores.masked_fill(hidden, float("-inf")).softmax(-1)

@@ -42,6 +42,15 @@ VARIANTS = (
 """From the fastest; the last runs everywhere."""
 
 
+def sanitized(variant: Variant) -> Variant:
+    """A variant that ends the process at the first bad address or undefined operation. For tests; never chosen.
+
+    The process must have been started with GCC's libasan in LD_PRELOAD.
+    """
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
+    return Variant(f"{variant.name}-sanitized", variant.needs, (*variant.flags, *flags))
+
+
 class NoCompiler(Exception):
     """The kernels were not compiled before and cannot be now."""
 

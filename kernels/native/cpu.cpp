@@ -313,6 +313,7 @@ struct Attend {
     long ldo, heads;
     float scale, cap;
     long window;
+    const float* sinks;  // (N), or null
 };
 
 struct Piece {
@@ -391,7 +392,9 @@ void weigh_split(const Attend& a, const Piece& p, long rows, long t0, long t1, c
             const uint8_t* at = tile + h * step * c.item();
             auto add = [&](auto row) {
                 typedef decltype(row) Row;
-                rows_by_panels<Row>(x, SCORES, rows, (const typename Row::type*)at, stride, int(panels), acc + h, wide, step, t == t0);
+                // No deeper than the tokens: 0 times what else the tile holds could be NaN.
+                rows_by_panels<Row>(x, SCORES, rows, (const typename Row::type*)at, stride, int(panels), acc + h, wide,
+                                    std::min(step, t1 - t), t == t0);
             };
             if (c.kind == F32) add(F32Row());
             else if (c.kind == BF16) add(Bf16Row());
@@ -414,6 +417,17 @@ void fold(long head, float& top, float& sum, float* acc, float part_top, float p
     for (long h = 0; h < head; h++) acc[h] = acc[h] * old + part[h] * fresh;
     sum = sum * old + part_sum * fresh;
     top = most;
+}
+
+// Divide by the sum. A sink joins it last, so that the order stays the same however the context was split.
+void finish(long head, float top, float sum, const float* acc, const float* sink, float* out) {
+    float scale = 1.0f;
+    if (sink) {
+        float most = std::max(top, *sink);
+        scale = std::exp(top - most);
+        sum = sum * scale + std::exp(*sink - most);
+    }
+    for (long h = 0; h < head; h++) out[h] = acc[h] * scale / sum;
 }
 
 void attend_piece(const Attend& a, const Piece& p, Scratch& s, float* parts) {
@@ -453,8 +467,9 @@ void attend_piece(const Attend& a, const Piece& p, Scratch& s, float* parts) {
             fold(c.head, all_tops[r], all_sums[r], acc + r * wide, tops[r], sums[r], part + r * wide);
     }
     for (long r = 0; r < rows; r++) {
-        float* to = a.out + (start + p.first + r / ratio) * a.ldo + (p.group * ratio + r % ratio) * c.head;
-        for (long h = 0; h < c.head; h++) to[h] = acc[r * wide + h] / all_sums[r];
+        long head = p.group * ratio + r % ratio;
+        float* to = a.out + (start + p.first + r / ratio) * a.ldo + head * c.head;
+        finish(c.head, all_tops[r], all_sums[r], acc + r * wide, a.sinks ? a.sinks + head : nullptr, to);
     }
 }
 
@@ -492,8 +507,9 @@ void attention(Pool& pool, Scratch* scratch, const Attend& a, std::vector<Piece>
                 const float* from = parts.data() + (j.first_part + s * ratio + r) * (c.head + 2);
                 fold(c.head, top, sum, acc.data(), from[0], from[1], from + 2);
             }
-            float* to = a.out + step.query_start[j.request] * a.ldo + (j.group * ratio + r) * c.head;
-            for (long h = 0; h < c.head; h++) to[h] = acc[size_t(h)] / sum;
+            long head = j.group * ratio + r;
+            float* to = a.out + step.query_start[j.request] * a.ldo + head * c.head;
+            finish(c.head, top, sum, acc.data(), a.sinks ? a.sinks + head : nullptr, to);
         }
 }
 
@@ -508,7 +524,7 @@ struct Instruction {
     int32_t op, kind, epilogue, rope;
     int32_t src, dst, other, pad;  // buffers
     int64_t n, k, heads, kv_heads, head, rotated, block, window, offset;
-    const void *weight, *second;
+    const void *weight, *second, *third;
     float f0, f1;
 };
 
@@ -581,7 +597,7 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
         }
         case ATTENTION: {
             Cache c{in.kind, (uint8_t*)in.weight, (uint8_t*)in.second, in.kv_heads, in.head, in.block};
-            Attend a{&c, &step, src, lds, dst, ldd, in.heads, in.f0, in.f1, in.window};
+            Attend a{&c, &step, src, lds, dst, ldd, in.heads, in.f0, in.f1, in.window, (const float*)in.third};
             attention(m.pool, m.scratch.get(), a, m.pieces, m.parts);
             break;
         }

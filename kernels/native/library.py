@@ -58,7 +58,7 @@ class Instruction(ctypes.Structure):
     _fields_ = (
         *((name, c_int32) for name in ("op", "kind", "epilogue", "rope", "src", "dst", "other", "pad")),
         *((name, c_int64) for name in ("n", "k", "heads", "kv_heads", "head", "rotated", "block", "window", "offset")),
-        *((name, c_void_p) for name in ("weight", "second")),
+        *((name, c_void_p) for name in ("weight", "second", "third")),
         *((name, c_float) for name in ("f0", "f1")),
     )
 
@@ -83,6 +83,7 @@ def library() -> Any | None:
         return None
 
 
+@cache
 def load(variant: Variant) -> Any:
     """The kernels compiled for a variant.
 
@@ -206,9 +207,7 @@ class Machine:
         """The first of the largest entries of each row, (R) int64."""
         assert x_RV.dtype == torch.float32
         out = torch.empty(len(x_RV), dtype=torch.int64)
-        self._lib.rk_argmax(
-            self.handle, x_RV.data_ptr(), x_RV.stride(0), x_RV.shape[0], x_RV.shape[1], out.data_ptr()
-        )
+        self._lib.rk_argmax(self.handle, x_RV.data_ptr(), x_RV.stride(0), x_RV.shape[0], x_RV.shape[1], out.data_ptr())
         return out
 
     def best_columns(self, x_TK: Tensor, weight: Packed) -> Tensor:

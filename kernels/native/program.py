@@ -85,12 +85,20 @@ class Program:
         self._add(Op.ROTATE_AND_STORE, src=qkv, rope=rope, rotated=rotated, heads=heads, **self._cache(cache))
 
     def attention(
-        self, qkv: int, dst: int, heads: int, scale: float, cap: float | None, window: int | None, cache: "LayerCache"
+        self,
+        qkv: int,
+        dst: int,
+        heads: int,
+        scale: float,
+        cap: float | None,
+        window: int | None,
+        cache: "LayerCache",
+        sinks_N: Tensor | None = None,
     ) -> None:
         """Causal attention of the queries over the cache."""
         self._add(
             Op.ATTENTION, src=qkv, dst=dst, heads=heads, f0=scale, f1=cap or 0.0, window=window or 0,
-            **self._cache(cache),
+            third=None if sinks_N is None else self._floats(sinks_N), **self._cache(cache),
         )  # fmt: skip
 
     def finish(self) -> None:
@@ -114,6 +122,10 @@ class Program:
         )  # fmt: skip
         machine.run(self._program, len(self._steps), self._addresses, self._strides, step)
         return self._buffers[result][:tokens]
+
+    def buffer(self, index: int) -> Tensor:
+        """(max_tokens, columns) float32, which instructions read and write."""
+        return self._buffers[index]
 
     def _add(self, op: Op, **fields: object) -> None:
         self._steps.append(Instruction(op=op, **fields))
@@ -143,10 +155,18 @@ class LayerCache:
     def __init__(self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
         """`block_size` is a divisor or a multiple of 16."""
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
-        tokens = min(block_size, 16)
-        tiles = num_blocks * kv_heads * (block_size // tokens)
-        self._keys = zeros(tiles * head_size * 16 * dtype.itemsize).view(dtype)
-        self._values = zeros(tiles * -(-head_size // 16) * 16 * tokens * dtype.itemsize).view(dtype)
+        self._keys, self._values = (
+            zeros(n * dtype.itemsize).view(dtype) for n in _numbers(num_blocks, block_size, kv_heads, head_size)
+        )
+
+    @classmethod
+    def view_of(cls, cache: Tensor, head_size: int) -> "LayerCache":
+        """Over the memory of a tensor of the shape that `cache_shape` gave."""
+        num_blocks, block_size, kv_heads, _ = cache.shape
+        self = cls.__new__(cls)
+        self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
+        self._keys, self._values = cache.view(-1).split(_numbers(num_blocks, block_size, kv_heads, head_size))
+        return self
 
     def parts(self) -> tuple[Tensor, Tensor]:
         """Keys and values, flat."""
@@ -155,9 +175,20 @@ class LayerCache:
 
 def cache_bytes(block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block of a layer."""
+    return sum(_numbers(1, block_size, kv_heads, head_size)) * dtype.itemsize
+
+
+def cache_shape(num_blocks: int, block_size: int, kv_heads: int, head_size: int) -> tuple[int, ...]:
+    """Keys and values of a layer as one tensor: all keys first, whatever the dimensions say."""
+    numbers = sum(_numbers(1, block_size, kv_heads, head_size))
+    return num_blocks, block_size, kv_heads, numbers // (block_size * kv_heads)
+
+
+def _numbers(num_blocks: int, block_size: int, kv_heads: int, head_size: int) -> tuple[int, int]:
+    """How many make up the keys and the values of a layer."""
     tokens = min(block_size, 16)
-    numbers = block_size // tokens * kv_heads * 16 * (head_size + -(-head_size // 16) * tokens)
-    return numbers * dtype.itemsize
+    tiles = num_blocks * kv_heads * (block_size // tokens)
+    return tiles * head_size * 16, tiles * -(-head_size // 16) * 16 * tokens
 
 
 def fits(block_size: int) -> bool:
