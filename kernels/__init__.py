@@ -1,10 +1,10 @@
 """Compute kernels: one table of operations, chosen by platform with `select`.
 
 Every operation has a reference in plain torch with the signature that all its versions share; its docstring there is
-the contract. Faster versions replace entries of the table and are tested against the reference.
+the contract. Faster versions are registered in `table`, and all are tested against the same formulas.
 """
 
 from rayllm_kernels.batch import AttentionBatch
-from rayllm_kernels.table import REFERENCE, Ops, select
+from rayllm_kernels.table import REFERENCE, Needs, Ops, select
 
-__all__ = ["REFERENCE", "AttentionBatch", "Ops", "select"]
+__all__ = ["REFERENCE", "AttentionBatch", "Needs", "Ops", "select"]

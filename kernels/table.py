@@ -1,61 +1,176 @@
-"""The table of operations, and the choice of a version for each."""
+"""The table of operations, the versions there are of each, and the choice among them.
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+`Ops` declares every operation once; the docstring of its reference is its contract. An `Implementation` is one more
+version of some of them. `choose` takes for each operation the version of the highest priority that runs on the platform
+and does what the model needs; `select` loads what was chosen.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rayllm_kernels import attention, cpu, reference
+from rayllm_kernels import attention, reference
+
+log = logging.getLogger(__name__)
+
+PLATFORMS = ("cpu", "cuda", "native")
+"""`native` is the compiled CPU kernels one at a time; a decoder runs them as a program instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
-    """One version of every operation. The contracts are the docstrings in `reference` and `attention`.
+    """One version of every operation; by default the reference, whose docstring is the contract of all versions."""
 
-    A faster table is made from a slower one with `dataclasses.replace`.
-    """
-
-    rms_norm: Callable[..., Tensor]
-    add_rms_norm: Callable[..., tuple[Tensor, Tensor]]
-    rotary: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    silu_and_mul: Callable[[Tensor], Tensor]
-    gelu_tanh_and_mul: Callable[[Tensor], Tensor]
-    linear: Callable[..., Tensor]
-    embedding: Callable[[Tensor, Tensor], Tensor]
-    kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]]
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None]
-    paged_attention: Callable[..., Tensor]
+    rms_norm: Callable[..., Tensor] = reference.rms_norm
+    add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = reference.add_rms_norm
+    rotary: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = reference.rotary
+    silu_and_mul: Callable[[Tensor], Tensor] = reference.silu_and_mul
+    gelu_tanh_and_mul: Callable[[Tensor], Tensor] = reference.gelu_tanh_and_mul
+    linear: Callable[..., Tensor] = reference.linear
+    embedding: Callable[[Tensor, Tensor], Tensor] = reference.embedding
+    kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]] = attention.kv_cache_shape
+    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None] = attention.write_kv
+    paged_attention: Callable[..., Tensor] = attention.paged_attention
 
 
-REFERENCE = Ops(
-    rms_norm=reference.rms_norm,
-    add_rms_norm=reference.add_rms_norm,
-    rotary=reference.rotary,
-    silu_and_mul=reference.silu_and_mul,
-    gelu_tanh_and_mul=reference.gelu_tanh_and_mul,
-    linear=reference.linear,
-    embedding=reference.embedding,
-    kv_cache_shape=attention.kv_cache_shape,
-    write_kv=attention.write_kv,
-    paged_attention=attention.paged_attention,
-)
+REFERENCE = Ops()
+ALL = tuple(field.name for field in fields(Ops))
+CACHE = ("kv_cache_shape", "write_kv", "paged_attention")
+"""These share the cache's layout, so they come from one implementation."""
 
 
-def select(platform: str) -> Ops:
-    """The fastest table for a platform, `cpu` or `cuda`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a model asks of its operations. `None` is anything."""
+
+    dtype: torch.dtype | None = None
+    head_size: int | None = None
+    block_size: int | None = None
+    soft_cap: bool = False
+    sinks: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """A version of some operations."""
+
+    name: str
+    operations: tuple[str, ...]
+    platforms: tuple[str, ...]
+    priority: int
+    load: Callable[[], Any]
+    """Imports or compiles it, and returns what has the operations as attributes. Called only if it was chosen."""
+    why_not: Callable[[Needs], str | None] = lambda needs: None
+    """Why it cannot be had on this machine or cannot do what is needed; `None` if it can. Imports nothing heavy."""
+
+    def __post_init__(self) -> None:
+        assert set(self.operations) <= set(ALL), self.operations
+        assert set(CACHE) <= set(self.operations) or not set(CACHE) & set(self.operations), self.operations
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The version taken for an operation, and why those of higher priority were not."""
+
+    operation: str
+    taken: Implementation
+    refused: tuple[tuple[str, str], ...]
+    """(name, reason)."""
+
+
+def implementations() -> tuple[Implementation, ...]:
+    """Every version there is, on whatever machine."""
+    return (
+        Implementation(
+            name="torch", operations=ALL, platforms=PLATFORMS, priority=0, load=lambda: REFERENCE,
+        ),
+        Implementation(
+            name="widened", operations=("linear",), platforms=("cpu",), priority=10, load=_widened,
+            why_not=_not_widened,
+        ),
+        Implementation(
+            name="native", operations=ALL, platforms=("native",), priority=10, load=_native, why_not=_not_native,
+        ),
+    )  # fmt: skip
+
+
+def choose(
+    platform: str, needs: Needs | None = None, among: Iterable[Implementation] | None = None
+) -> tuple[Choice, ...]:
+    """A version for every operation, in the order of `Ops`.
 
     Raises:
         ValueError: no such platform.
     """
-    if platform not in _TABLES:
-        raise ValueError(f"platform {platform!r}: must be one of {', '.join(_TABLES)}")
-    return _TABLES[platform]()
+    if platform not in PLATFORMS:
+        raise ValueError(f"platform {platform!r}: must be one of {', '.join(PLATFORMS)}")
+    needs = needs or Needs()
+    candidates = [one for one in among or implementations() if platform in one.platforms]
+    candidates.sort(key=lambda one: -one.priority)
+    reasons = [one.why_not(needs) for one in candidates]
+    choices = []
+    for operation in ALL:
+        refused = []
+        for one, reason in zip(candidates, reasons, strict=True):
+            if operation not in one.operations:
+                continue
+            if reason is None:
+                choices.append(Choice(operation, one, tuple(refused)))
+                break
+            refused.append((one.name, reason))
+    return tuple(choices)
 
 
-def _cpu() -> Ops:
+def explain(choices: Iterable[Choice]) -> str:
+    """Choices in one line: operations by version, then what was refused."""
+    taken: dict[str, list[str]] = {}
+    refused: dict[str, str] = {}
+    for choice in choices:
+        taken.setdefault(choice.taken.name, []).append(choice.operation)
+        refused.update(choice.refused)
+    lines = [f"{name}: {', '.join(operations)}" for name, operations in taken.items()]
+    return "; ".join([*lines, *(f"not {name}: {reason}" for name, reason in refused.items())])
+
+
+def select(platform: str, needs: Needs | None = None, among: Iterable[Implementation] | None = None) -> Ops:
+    """The fastest table for a platform, one of `PLATFORMS`; says in one log line what was chosen.
+
+    Raises:
+        ValueError: no such platform.
+    """
+    choices = choose(platform, needs, among)
+    log.info("operations for %s: %s", platform, explain(choices))
+    loaded = {one.name: one.load() for one in {choice.taken.name: choice.taken for choice in choices}.values()}
+    return Ops(**{choice.operation: getattr(loaded[choice.taken.name], choice.operation) for choice in choices})
+
+
+def _widened() -> Any:
+    from rayllm_kernels import cpu
+
+    return cpu
+
+
+def _not_widened(needs: Needs) -> str | None:
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return REFERENCE if wide else replace(REFERENCE, linear=cpu.linear)
+    return "torch multiplies 16-bit numbers well on this CPU" if wide else None
 
 
-_TABLES: dict[str, Callable[[], Ops]] = {"cpu": _cpu, "cuda": lambda: REFERENCE}
+def _native() -> Any:
+    from rayllm_kernels.native.ops import NativeOps
+
+    return NativeOps()
+
+
+def _not_native(needs: Needs) -> str | None:
+    from rayllm_kernels.native.library import library
+    from rayllm_kernels.native.program import fits
+
+    if library() is None:
+        return "not compiled"
+    if needs.block_size is not None and not fits(needs.block_size):
+        return f"blocks of {needs.block_size} tokens"
+    return None

@@ -1,26 +1,31 @@
-"""Paged attention against its formula, one query and one head at a time, in float64."""
+"""Every version of paged attention against its formula in float64, over caches that the operations filled.
 
-import math
+Caches hold NaN wherever nothing was written.
+"""
+
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rayllm_kernels import REFERENCE, AttentionBatch, Ops, select
+from rayllm_kernels import REFERENCE, AttentionBatch, Ops
 from rayllm_kernels import batch as batch_module
-
-TABLES = {"reference": REFERENCE, "cpu": select("cpu")}
-tables = pytest.mark.parametrize("ops", TABLES.values(), ids=TABLES)
+from tests.kernels.conftest import native, variants
 
 MIXED = [(1, 1), (1, 40), (5, 5), (3, 30), (1, 9), (150, 170), (1, 16), (2, 17)]
 """(queries, length) of each request."""
+LONG = [(1, 700), (3, 512), (1, 257), (70, 300)]
+"""Longer than what the softmax is formed of at once."""
+tables = pytest.mark.parametrize("ops", ["reference", *variants()], indirect=True)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 @dataclass
 class Case:
-    """A step over caches that the operations themselves filled."""
+    """A step over a cache."""
 
     q_TNH: Tensor
     cache: Tensor
@@ -42,7 +47,7 @@ def make_case(
     rng = np.random.default_rng(1)
     blocks = [-(-length // block_size) for _, length in requests]
     order = rng.permutation(sum(blocks) + 3)
-    cache = torch.full(ops.kv_cache_shape(len(order), block_size, kv_heads, head_size), 50.0, dtype=dtype)
+    cache = torch.full(ops.kv_cache_shape(len(order), block_size, kv_heads, head_size), float("nan"), dtype=dtype)
     table = np.zeros((len(requests), max(blocks)), dtype=np.int32)
     keys, values, slots, first = [], [], [], 0
     for row, (queries, length) in enumerate(requests):
@@ -51,7 +56,8 @@ def make_case(
         table[row, : blocks[row]] = own
         positions = np.arange(length)
         places = own[positions // block_size] * block_size + positions % block_size
-        k, v = (torch.randn(length, kv_heads, head_size, generator=generator).to(dtype) for _ in range(2))
+        # As a decoder has them: views of rows that hold more.
+        k, v, _ = torch.randn(length, 3 * kv_heads, head_size, generator=generator).to(dtype).chunk(3, dim=1)
         ops.write_kv(k, v, cache, torch.from_numpy(places.astype(np.int64)))
         keys.append(k)
         values.append(v)
@@ -63,66 +69,133 @@ def make_case(
         table,
         np.concatenate(slots),
     )
-    q = torch.randn(sum(counts), heads, head_size, generator=generator).to(dtype)
+    q = torch.randn(sum(counts), 2 * heads, head_size, generator=generator).to(dtype)[:, :heads]
     return Case(q, cache, batch, keys, values)
 
 
-def naive(case: Case, scale: float, window: int | None, soft_cap: float | None) -> Tensor:
-    out = torch.empty(case.q_TNH.shape, dtype=torch.float64)
-    starts = case.batch.query_start.tolist()
-    for row, (keys, values) in enumerate(zip(case.keys, case.values, strict=True)):
-        first, last = starts[row], starts[row + 1]
-        repeat = case.q_TNH.shape[1] // keys.shape[1]
-        for token in range(first, last):
-            position = len(keys) - (last - token)
-            seen = slice(0 if window is None else max(0, position - window + 1), position + 1)
-            for head in range(case.q_TNH.shape[1]):
-                scores = keys[seen, head // repeat].double() @ case.q_TNH[token, head].double() * scale
-                if soft_cap is not None:
-                    scores = soft_cap * (scores / soft_cap).tanh()
-                out[token, head] = scores.softmax(0) @ values[seen, head // repeat].double()
-    return out
+def naive(
+    case: Case, scale: float, window: int | None = None, soft_cap: float | None = None, sinks_N: Tensor | None = None
+) -> Tensor:
+    out = []
+    for (first, last), keys, values in zip(
+        pairwise(case.batch.query_start.tolist()), case.keys, case.values, strict=True
+    ):
+        q_QNH = case.q_TNH[first:last].double()
+        k_LNH, v_LNH = (x.double().repeat_interleave(q_QNH.shape[1] // x.shape[1], 1) for x in (keys, values))
+        scores_NQL = torch.einsum("qnh,lnh->nql", q_QNH, k_LNH) * scale
+        if soft_cap is not None:
+            scores_NQL = soft_cap * (scores_NQL / soft_cap).tanh()
+        position = torch.arange(len(keys) - len(q_QNH), len(keys))[:, None]
+        behind = position - torch.arange(len(keys))
+        seen_QL = (behind >= 0) & (behind < (window or len(keys)))
+        weights_NQL = scores_NQL.exp() * seen_QL
+        total_NQ1 = weights_NQL.sum(-1, keepdim=True)
+        if sinks_N is not None:
+            total_NQ1 = total_NQ1 + sinks_N.double().exp()[:, None, None]
+        out.append(torch.einsum("nql,lnh->qnh", weights_NQL / total_NQ1, v_LNH))
+    return torch.cat(out)
+
+
+def check(
+    ops: Ops,
+    case: Case,
+    scale: float,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks_N: Tensor | None = None,
+) -> None:
+    dtype = case.q_TNH.dtype
+    out = ops.paged_attention(case.q_TNH, case.cache, case.batch, scale, window, soft_cap, sinks_N)
+    assert out.dtype == dtype
+    wanted = naive(case, scale, window, soft_cap, sinks_N)
+    torch.testing.assert_close(out.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @tables
 @pytest.mark.parametrize("window", [None, 1, 4, 7, 1000])
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
-def test_mixed_batch(ops: Ops, window: int | None, soft_cap: float | None) -> None:
-    case = make_case(ops, MIXED)
-    out = ops.paged_attention(case.q_TNH, case.cache, case.batch, 0.5, window, soft_cap)
-    torch.testing.assert_close(out.double(), naive(case, 0.5, window, soft_cap), atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_mixed_batch(ops: Ops, window: int | None, soft_cap: float | None, sinks: bool) -> None:
+    check(ops, make_case(ops, MIXED), 0.5, window, soft_cap, torch.linspace(-3, 6, 6) if sinks else None)
 
 
 @tables
-@pytest.mark.parametrize("shape", [(3, 3, 7, 1), (9, 3, 16, 16), (5, 1, 8, 32)], ids=str)
-def test_shapes(ops: Ops, shape: tuple[int, int, int, int]) -> None:
-    """Heads, key/value heads, head size, block size."""
-    case = make_case(ops, MIXED, torch.float32, *shape)
-    scale = 1 / math.sqrt(shape[2])
-    out = ops.paged_attention(case.q_TNH, case.cache, case.batch, scale)
-    torch.testing.assert_close(out.double(), naive(case, scale, None, None), atol=1e-5, rtol=1e-5)
+@pytest.mark.parametrize("head_size", [1, 7, 33, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("heads", [(3, 3), (6, 2), (8, 1)], ids=str)
+def test_heads(ops: Ops, head_size: int, heads: tuple[int, int]) -> None:
+    """Sizes of heads, and query heads for each key/value head: 1, 3 and 8."""
+    check(ops, make_case(ops, [(1, 20), (4, 37), (1, 3)], torch.float32, *heads, head_size, 16), head_size**-0.5)
+
+
+@tables
+@pytest.mark.parametrize("block_size", [1, 8, 16, 32, 64])
+@pytest.mark.parametrize("window", [None, 100])
+def test_blocks_and_long_contexts(ops: Ops, block_size: int, window: int | None) -> None:
+    case = make_case(ops, LONG, head_size=16, block_size=block_size)
+    check(ops, case, 0.25, window, None, torch.linspace(-1, 4, 6))
 
 
 @tables
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(ops: Ops, dtype: torch.dtype) -> None:
-    case = make_case(ops, MIXED, dtype)
-    out = ops.paged_attention(case.q_TNH, case.cache, case.batch, 0.3, 20)
-    assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), naive(case, 0.3, 20, None), atol=1e-2, rtol=1e-2)
+    check(ops, make_case(ops, MIXED, dtype), 0.3, 20, None, torch.linspace(-3, 6, 6).to(dtype))
 
 
 @tables
-def test_many_groups(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extreme_scores(ops: Ops) -> None:
+    """Scores and sinks far beyond what exp can hold."""
+    case = make_case(ops, MIXED)
+    sinks = torch.tensor([-1e30, 1e30, 0.0, float("-inf"), 500.0, -500.0])
+    out = ops.paged_attention(case.q_TNH, case.cache, case.batch, 1000.0, None, None, sinks)
+    assert out.isfinite().all()
+    without = ops.paged_attention(case.q_TNH, case.cache, case.batch, 1000.0)
+    assert torch.equal(out[:, [0, 3]], without[:, [0, 3]])
+    assert (out[:, 1] == 0).all()
+
+
+def test_many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of one query in groups of every size, some of one."""
     monkeypatch.setattr(batch_module, "GROUP_TOKENS", 64)
     monkeypatch.setattr(batch_module, "SMALL_TOKENS", 8)
-    case = make_case(ops, [(1, length) for length in (70, 3, 65, 1, 20, 21, 2, 2, 9, 33)])
+    case = make_case(REFERENCE, [(1, length) for length in (70, 3, 65, 1, 20, 21, 2, 2, 9, 33)])
     assert len(case.batch.singles) > 3
     assert sorted(row for group in case.batch.singles for row in group.rows.tolist()) == list(range(10))
     for window in (None, 5):
-        out = ops.paged_attention(case.q_TNH, case.cache, case.batch, 0.5, window)
-        torch.testing.assert_close(out.double(), naive(case, 0.5, window, None), atol=1e-5, rtol=1e-5)
+        check(REFERENCE, case, 0.5, window)
+
+
+def cut(case: Case, row: int, queries: int, length: int) -> tuple[Tensor, AttentionBatch]:
+    """A step that computes only some queries of one request, the last of which stands at `length - 1`."""
+    end = int(case.batch.query_start[row + 1]) - (len(case.keys[row]) - length)
+    tokens = slice(end - queries, end)
+    batch = AttentionBatch.from_numpy(
+        np.array([0, queries], dtype=np.int32),
+        np.array([length], dtype=np.int32),
+        case.batch.block_table[row : row + 1].numpy(),
+        case.batch.slot_mapping[tokens].numpy(),
+    )
+    return case.q_TNH[tokens], batch
+
+
+@pytest.mark.parametrize("window", [None, 60, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_rows_are_the_same_bits_alone_and_with_more_threads(
+    variant: str, dtype: torch.dtype, window: int | None
+) -> None:
+    """However many queries of a request are in the step, whatever else is, and for any number of threads."""
+    ops = native(variant)
+    case = make_case(ops, LONG, dtype, head_size=20, block_size=16)
+    sinks = torch.linspace(-1, 4, 6)
+    whole = ops.paged_attention(case.q_TNH, case.cache, case.batch, 0.2, window, 3.0, sinks)
+    for threads in (1, 2, 3):
+        table = native(variant, threads)
+        assert torch.equal(table.paged_attention(case.q_TNH, case.cache, case.batch, 0.2, window, 3.0, sinks), whole)
+        for row, (queries, length) in enumerate(LONG):
+            first = int(case.batch.query_start[row])
+            for begin, end in ((0, queries), (queries - 1, queries), (0, 1), (queries // 2, queries)):
+                q, batch = cut(case, row, end - begin, length - (queries - end))
+                part = table.paged_attention(q, case.cache, batch, 0.2, window, 3.0, sinks)
+                assert torch.equal(part, whole[first + begin : first + end]), (threads, row, begin, end)
 
 
 def test_batch_numbers() -> None:

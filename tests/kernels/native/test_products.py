@@ -5,15 +5,21 @@ import numpy as np
 import pytest
 import torch
 
-from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, library, pair
+from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, pair
+from tests.kernels.conftest import library_of
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 SIZES = ((576, 576), (33, 50), (1000, 1537), (16, 8), (1, 1), (70, 511))
 
 
 @pytest.fixture(scope="module")
-def machine() -> Machine:
-    return Machine(2)
+def machine(variant: str) -> Machine:
+    return Machine(2, library_of(variant))
+
+
+@pytest.fixture(scope="module")
+def lone(variant: str) -> Machine:
+    """The same kernels with one thread."""
+    return Machine(1, library_of(variant))
 
 
 def close(got: torch.Tensor, wanted: torch.Tensor, tolerance: float = 2e-6) -> bool:
@@ -22,7 +28,7 @@ def close(got: torch.Tensor, wanted: torch.Tensor, tolerance: float = 2e-6) -> b
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("n", "k"), SIZES)
-def test_linear(machine: Machine, dtype: torch.dtype, n: int, k: int) -> None:
+def test_linear(machine: Machine, lone: Machine, dtype: torch.dtype, n: int, k: int) -> None:
     torch.manual_seed(n)
     weight, bias, x = torch.randn(n, k).to(dtype), torch.randn(n), torch.randn(130, k)
     packed = machine.pack(weight)
@@ -30,7 +36,7 @@ def test_linear(machine: Machine, dtype: torch.dtype, n: int, k: int) -> None:
     assert close(whole, (x.double() @ weight.double().T + bias).float(), 1e-5)
     for rows in (*range(1, 20), 64, 97):
         assert torch.equal(machine.linear(x[:rows], packed, bias), whole[:rows]), "a row depends on its neighbours"
-    assert torch.equal(Machine(1).linear(x, packed, bias), whole), "a result depends on the threads"
+    assert torch.equal(lone.linear(x, packed, bias), whole), "a result depends on the threads"
 
 
 @pytest.mark.parametrize("n", [16, 100, 5])
@@ -74,12 +80,12 @@ def test_quantized(machine: Machine, kind: Kind) -> None:
         assert torch.equal(machine.linear(x[:count], packed), whole[:count])
 
 
-def test_outputs_are_written_and_nothing_else(machine: Machine) -> None:
+def test_outputs_are_written_and_nothing_else(machine: Machine, variant: str) -> None:
     """A poisoned output: every number is overwritten, and the columns beside it stay."""
     packed = machine.pack(torch.randn(37, 20))
     x = torch.randn(11, 20)
     room = torch.full((11, 60), float("nan"))
-    library().rk_linear(
+    library_of(variant).rk_linear(
         machine.handle, packed.kind, packed.address, 0, 0, 37, 20, x.data_ptr(), 20, 11, room.data_ptr(), 60
     )
     assert not room[:, :37].isnan().any()
@@ -96,8 +102,10 @@ def test_argmax_takes_the_first_of_equals(machine: Machine, n: int) -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(49152, 64), (1003, 50), (5, 8), (40, 1537)])
 @pytest.mark.parametrize("rows", [1, 3, 64, 130])
-def test_best_columns_are_the_argmax_of_the_products(machine: Machine, n: int, k: int, rows: int) -> None:
+def test_best_columns_are_the_argmax_of_the_products(
+    machine: Machine, lone: Machine, n: int, k: int, rows: int
+) -> None:
     weight = torch.randint(-2, 3, (n, k)).bfloat16()  # small whole numbers, so that there are equals
     packed, x = machine.pack(weight), torch.randint(-2, 3, (rows, k)).float()
     assert torch.equal(machine.best_columns(x, packed), machine.argmax(machine.linear(x, packed)))
-    assert torch.equal(Machine(1).best_columns(x, packed), machine.best_columns(x, packed))
+    assert torch.equal(lone.best_columns(x, packed), machine.best_columns(x, packed))

@@ -1,0 +1,125 @@
+"""Instructions where a program says more than the table's operations do: parts of a buffer, scales, stored kinds."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rayllm_kernels import REFERENCE, AttentionBatch
+from rayllm_kernels.native.library import BLOCK, Kind, Machine
+from rayllm_kernels.native.program import LayerCache, Program, cache_bytes, cache_shape
+from tests.kernels.conftest import library_of
+from tests.kernels.native.test_products import random_blocks
+
+ROWS = 5
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def machine(variant: str) -> Machine:
+    return Machine(2, library_of(variant))
+
+
+class Bench:
+    """A program over two buffers of 40 columns: 0 is random, 1 is NaN."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self.program = Program((40, 40), ROWS)
+        self.program.buffer(0).copy_(torch.randn(ROWS, 40, generator=torch.Generator().manual_seed(0)))
+        self.program.buffer(1).fill_(NAN)
+        self.before = self.program.buffer(0).clone()
+
+    def run(self, result: int, ids: Tensor | None = None) -> Tensor:
+        self.program.finish()
+        batch = AttentionBatch.from_numpy(
+            np.array([0, ROWS]), np.array([ROWS]), np.zeros((1, 1)), np.arange(ROWS, dtype=np.int64)
+        )
+        ids = torch.zeros(ROWS, dtype=torch.int64) if ids is None else ids
+        return self.program.run(self._machine, ids, batch, [torch.zeros(0)], result).clone()
+
+
+@pytest.fixture
+def bench(machine: Machine) -> Bench:
+    return Bench(machine)
+
+
+def test_norm_of_some_columns(bench: Bench) -> None:
+    weight = torch.rand(7)
+    bench.program.norm(0, 1, weight, 0.1, offset=3)
+    out = bench.run(1)
+    torch.testing.assert_close(out[:, 3:10], REFERENCE.rms_norm(bench.before[:, 3:10], weight, 0.1))
+    assert out[:, :3].isnan().all()
+    assert out[:, 10:].isnan().all()
+
+
+def test_norm_of_some_heads(bench: Bench) -> None:
+    weight = torch.rand(5)
+    bench.program.head_norm(0, 10, 3, weight, 0.1)
+    out = bench.run(0)
+    wanted = bench.before.clone()
+    wanted[:, 10:25] = REFERENCE.rms_norm(wanted[:, 10:25].unflatten(1, (3, 5)), weight, 0.1).flatten(1)
+    torch.testing.assert_close(out, wanted)
+    assert torch.equal(out[:, :10], wanted[:, :10])
+    assert torch.equal(out[:, 25:], wanted[:, 25:])
+
+
+def test_scaled_sums(bench: Bench) -> None:
+    bench.program.buffer(1).fill_(2.0)
+    bench.program.add(0, 1, 0.5)
+    assert torch.equal(bench.run(1), 2.0 + bench.before * 0.5)
+
+
+def test_norm_of_a_scaled_sum(bench: Bench) -> None:
+    bench.program.buffer(1).fill_(2.0)
+    bench.program.add_norm(0, 1, 0, torch.ones(40), 0.1, 0.5)
+    torch.testing.assert_close(bench.run(0), REFERENCE.rms_norm(2.0 + bench.before * 0.5, torch.ones(40), 0.1))
+
+
+def test_product_into_some_columns(bench: Bench, machine: Machine) -> None:
+    weight = torch.randn(9, 20)
+    bench.program.linear(0, 1, machine.pack(weight), offset=4)
+    out = bench.run(1)
+    torch.testing.assert_close(out[:, 4:13], bench.before[:, :20] @ weight.T)
+    assert out[:, :4].isnan().all()
+    assert out[:, 13:].isnan().all()
+
+
+@pytest.mark.parametrize("kind", list(BLOCK))
+def test_embedding_of_quantized_rows(machine: Machine, kind: Kind) -> None:
+    """The same numbers that a product with the identity gives."""
+    depth = BLOCK[kind][0]
+    packed = machine.pack(torch.from_numpy(random_blocks(kind, 21, depth)), kind, depth)
+    ids = torch.tensor([20, 0, 7, 7, 16])
+    program = Program((depth,), ROWS)
+    program.buffer(0).fill_(NAN)
+    program.embed(0, packed, 3.0)
+    bench = Bench(machine)
+    bench.program = program
+    assert torch.equal(bench.run(0, ids), machine.linear(torch.eye(depth), packed).T[ids] * 3.0)
+
+
+def test_rotation_leaves_values(bench: Bench) -> None:
+    """Queries and keys are turned in place; the values behind them stay."""
+    cache = LayerCache(1, 16, 1, 10, torch.float32)
+    angles = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(ROWS, 1)  # a quarter turn of four entries
+    bench.program.rotate_and_store(0, 0, 4, 2, cache)
+    bench.program.finish()
+    batch = AttentionBatch.from_numpy(np.array([0, ROWS]), np.array([ROWS]), np.zeros((1, 1)), np.arange(ROWS))
+    out = bench.program.run(bench._machine, torch.zeros(ROWS), batch, [angles], 0)
+    for head in (0, 10, 20):
+        assert torch.equal(out[:, head : head + 2], -bench.before[:, head + 2 : head + 4])
+        assert torch.equal(out[:, head + 2 : head + 4], bench.before[:, head : head + 2])
+        assert torch.equal(out[:, head + 4 : head + 10], bench.before[:, head + 4 : head + 10])
+    assert torch.equal(out[:, 30:], bench.before[:, 30:])
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 48])
+@pytest.mark.parametrize("head_size", [1, 16, 33])
+def test_a_cache_takes_what_it_says(block_size: int, head_size: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        size = cache_bytes(block_size, 3, head_size, dtype) * 5
+        assert sum(part.nbytes for part in LayerCache(5, block_size, 3, head_size, dtype).parts()) == size
+        cache = torch.empty(cache_shape(5, block_size, 3, head_size), dtype=dtype)
+        keys, values = LayerCache.view_of(cache, head_size).parts()
+        assert cache.nbytes == keys.nbytes + values.nbytes == size

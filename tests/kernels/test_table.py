@@ -1,0 +1,84 @@
+"""The choice of implementations."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rayllm_kernels import REFERENCE, Needs, Ops, select
+from rayllm_kernels.table import ALL, CACHE, PLATFORMS, Implementation, choose, explain, implementations
+
+
+def fast(name: str = "fast", **changes: object) -> Implementation:
+    values = {"operations": ("rotary",), "platforms": ("cpu",), "priority": 50, "load": lambda: REFERENCE}
+    return Implementation(name=name, **{**values, **changes})
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_every_platform_has_every_operation(platform: str) -> None:
+    assert [choice.operation for choice in choose(platform)] == list(ALL)
+    table = select(platform)
+    assert all(callable(getattr(table, name)) for name in ALL)
+
+
+def test_unknown_platform() -> None:
+    with pytest.raises(ValueError, match="platform 'tpu'"):
+        select("tpu")
+
+
+def test_the_highest_priority_that_can_is_taken() -> None:
+    unable = fast("unable", priority=60, why_not=lambda needs: "no such chip")
+    among = (*implementations(), fast(), unable)
+    rotary = next(choice for choice in choose("cpu", among=among) if choice.operation == "rotary")
+    assert rotary.taken.name == "fast"
+    assert rotary.refused == (("unable", "no such chip"),)
+    assert next(c for c in choose("cuda", among=among) if c.operation == "rotary").taken.name != "fast"
+
+
+def test_what_a_model_needs_decides() -> None:
+    def no_sinks(needs: Needs) -> str | None:
+        return "no sinks" if needs.sinks else None
+
+    def attention(needs: Needs) -> str:
+        among = (*implementations(), fast(operations=CACHE, why_not=no_sinks))
+        names = {choice.taken.name for choice in choose("cpu", needs, among) if choice.operation in CACHE}
+        assert len(names) == 1, "a cache's operations come together"
+        return names.pop()
+
+    assert attention(Needs(dtype=torch.float16)) == "fast"
+    assert attention(Needs(sinks=True)) == "torch"
+
+
+def test_nothing_is_loaded_that_was_not_chosen() -> None:
+    def load() -> None:
+        raise AssertionError
+
+    refused = fast(load=load, why_not=lambda needs: "too slow")
+    assert select("cpu", among=(*implementations(), refused)).rotary is REFERENCE.rotary
+
+
+def test_the_explanation_is_one_line() -> None:
+    among = (*implementations(), fast(), fast("other", priority=60, why_not=lambda needs: "not installed"))
+    line = explain(choose("cpu", among=among))
+    assert "fast: rotary; " in line
+    assert line.endswith("not other: not installed")
+    assert "\n" not in line
+
+
+def test_parts_of_a_cache_cannot_be_registered_alone() -> None:
+    with pytest.raises(AssertionError):
+        fast(operations=("write_kv",))
+
+
+def test_a_table_can_be_changed() -> None:
+    table = replace(REFERENCE, rotary=REFERENCE.rms_norm)
+    assert isinstance(table, Ops)
+    assert table.rotary is REFERENCE.rms_norm
+
+
+@pytest.mark.slow
+def test_importing_loads_no_gpu_library() -> None:
+    code = "import sys, rayllm.llm, rayllm_kernels.table as t; t.select('cpu'); assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
