@@ -5,6 +5,6 @@ the contract. Faster versions are registered in `table`, and all are tested agai
 """
 
 from rayllm_kernels.batch import AttentionBatch
-from rayllm_kernels.table import REFERENCE, Needs, Ops, select
+from rayllm_kernels.table import REFERENCE, Needs, Ops, choose, explain, select
 
-__all__ = ["REFERENCE", "AttentionBatch", "Needs", "Ops", "select"]
+__all__ = ["REFERENCE", "AttentionBatch", "Needs", "Ops", "choose", "explain", "select"]

@@ -5,17 +5,15 @@ version of some of them. `choose` takes for each operation the version of the hi
 and does what the model needs; `select` loads what was chosen.
 """
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rayllm_kernels import attention, reference
-
-log = logging.getLogger(__name__)
 
 PLATFORMS = ("cpu", "cuda", "native")
 """`native` is the compiled CPU kernels one at a time; a decoder runs them as a program instead."""
@@ -39,8 +37,11 @@ class Ops:
 
 REFERENCE = Ops()
 ALL = tuple(field.name for field in fields(Ops))
+ROWS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "gelu_tanh_and_mul")
 CACHE = ("kv_cache_shape", "write_kv", "paged_attention")
 """These share the cache's layout, so they come from one implementation."""
+TRITON_TRIED = False
+"""Interpreted they pass the tests, and they compile, but no GPU has run them: none was at hand. Set it when one has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,10 @@ def implementations() -> tuple[Implementation, ...]:
         Implementation(
             name="native", operations=ALL, platforms=("native",), priority=10, load=_native, why_not=_not_native,
         ),
+        Implementation(
+            name="triton", operations=(*ROWS, *CACHE), platforms=("cuda",), priority=10, load=_triton,
+            why_not=_not_triton,
+        ),
     )  # fmt: skip
 
 
@@ -137,13 +142,12 @@ def explain(choices: Iterable[Choice]) -> str:
 
 
 def select(platform: str, needs: Needs | None = None, among: Iterable[Implementation] | None = None) -> Ops:
-    """The fastest table for a platform, one of `PLATFORMS`; says in one log line what was chosen.
+    """The table of what `choose` takes.
 
     Raises:
         ValueError: no such platform.
     """
     choices = choose(platform, needs, among)
-    log.info("operations for %s: %s", platform, explain(choices))
     loaded = {one.name: one.load() for one in {choice.taken.name: choice.taken for choice in choices}.values()}
     return Ops(**{choice.operation: getattr(loaded[choice.taken.name], choice.operation) for choice in choices})
 
@@ -157,6 +161,22 @@ def _widened() -> Any:
 def _not_widened(needs: Needs) -> str | None:
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return "torch multiplies 16-bit numbers well on this CPU" if wide else None
+
+
+def _triton() -> Any:
+    from rayllm_kernels import triton
+
+    return triton
+
+
+def _not_triton(needs: Needs) -> str | None:
+    if find_spec("triton") is None:
+        return "not installed"
+    if not TRITON_TRIED:
+        return "not yet run on a GPU"
+    if needs.head_size is not None and needs.head_size > 256:
+        return f"heads of {needs.head_size}"
+    return None
 
 
 def _native() -> Any:

@@ -15,7 +15,7 @@ from rayllm.model.gguf import gguf_names, open_gguf
 from rayllm.model.layers import Layer, Norm, Placement, SplitNorm, Stored
 from rayllm.model.spec import DecoderSpec, WeightNames
 from rayllm.parallel.group import Group, SingleGroup
-from rayllm_kernels import select
+from rayllm_kernels import Needs, select
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]
@@ -48,13 +48,18 @@ def load_model(
         ConfigError: the ranks cannot divide the model.
     """
     spec = spec_of(facts)
-    place = Placement(select(device.type), dtype, device, group or SingleGroup(), keeps)
+    place = Placement(select(device.type, needs_of(spec, dtype)), dtype, device, group or SingleGroup(), keeps)
     model = Decoder(spec, place, max_model_len or facts.max_model_len)
     if load_format == "dummy":
         _fill_randomly(model, seed)
     else:
         fill(model, *_open(facts, spec, dtype), progress)
     return model.eval()
+
+
+def needs_of(spec: DecoderSpec, dtype: torch.dtype) -> Needs:
+    """What a model asks of its operations."""
+    return Needs(dtype=dtype, head_size=spec.head_size, soft_cap=spec.attention_soft_cap is not None)
 
 
 def _open(facts: ModelFacts, spec: DecoderSpec, dtype: torch.dtype) -> tuple[Checkpoint, WeightNames]:

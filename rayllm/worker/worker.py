@@ -1,5 +1,6 @@
 """One rank: the model, its KV cache, the state of the batch, and the step that brings them together."""
 
+import logging
 import os
 from typing import Any
 
@@ -10,14 +11,16 @@ from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.worker import StepPlan, StepResult
 from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
-from rayllm.model.loader import load_model
+from rayllm.model.loader import load_model, needs_of
 from rayllm.worker.batch import Batch, StepInputs
 from rayllm.worker.memory import available_memory, default_kv_bytes, populate
 from rayllm.worker.processors import load_processors
 from rayllm.worker.sampler import Sampled, Sampler, prompt_logprobs
+from rayllm_kernels import choose, explain
 from rayllm_kernels.native.library import library
 from rayllm_kernels.native.program import LayerCache
 
+log = logging.getLogger(__name__)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SLICE = 128
 """Rows of logits that are held at one time for prompt log-probabilities."""
@@ -112,6 +115,8 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
         seed=config.seed,
     )  # fmt: skip
     if not compiled:
+        choices = choose(device.type, needs_of(decoder.spec, decoder.place.dtype))
+        log.info("operations for %s: %s", device.type, explain(choices))
         return decoder
     # The kernels have threads of their own; torch, which does the rest, must not keep others spinning.
     torch.set_num_threads(1)

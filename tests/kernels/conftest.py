@@ -1,5 +1,11 @@
-"""Every version of the operations that this machine can run: `ops` runs a test on each."""
+"""Every version of the operations that this machine can run: `ops` runs a test on each.
 
+Triton's stand among them where its interpreter is on, which must be said before Triton is imported: `test_triton.py`
+starts a process for that.
+"""
+
+import os
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -39,7 +45,10 @@ def variants() -> list[object]:
     return [pytest.param(name, marks=pytest.mark.slow if i else ()) for i, name in enumerate(runnable_variants())]
 
 
-@pytest.fixture(params=["reference", "cpu", *variants()])
+INTERPRETED = ["triton"] if os.environ.get("TRITON_INTERPRET") == "1" else []
+
+
+@pytest.fixture(params=["reference", "cpu", *variants(), *INTERPRETED])
 def ops(request: pytest.FixtureRequest) -> Ops:
     """A table."""
     match request.param:
@@ -47,6 +56,10 @@ def ops(request: pytest.FixtureRequest) -> Ops:
             return REFERENCE
         case "cpu":
             return select("cpu")
+        case "triton":
+            from rayllm_kernels import triton
+
+            return replace(REFERENCE, **{name: getattr(triton, name) for name in triton.__all__})
         case variant:
             return native(variant)
 

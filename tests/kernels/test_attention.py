@@ -13,13 +13,13 @@ from torch import Tensor
 
 from rayllm_kernels import REFERENCE, AttentionBatch, Ops
 from rayllm_kernels import batch as batch_module
-from tests.kernels.conftest import native, variants
+from tests.kernels.conftest import INTERPRETED, native, variants
 
 MIXED = [(1, 1), (1, 40), (5, 5), (3, 30), (1, 9), (150, 170), (1, 16), (2, 17)]
 """(queries, length) of each request."""
 LONG = [(1, 700), (3, 512), (1, 257), (70, 300)]
 """Longer than what the softmax is formed of at once."""
-tables = pytest.mark.parametrize("ops", ["reference", *variants()], indirect=True)
+tables = pytest.mark.parametrize("ops", ["reference", *variants(), *INTERPRETED], indirect=True)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 

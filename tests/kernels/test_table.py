@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayllm_kernels import REFERENCE, Needs, Ops, select
+from rayllm_kernels import REFERENCE, Needs, Ops, select, table
 from rayllm_kernels.table import ALL, CACHE, PLATFORMS, Implementation, choose, explain, implementations
 
 
@@ -19,8 +19,8 @@ def fast(name: str = "fast", **changes: object) -> Implementation:
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_every_platform_has_every_operation(platform: str) -> None:
     assert [choice.operation for choice in choose(platform)] == list(ALL)
-    table = select(platform)
-    assert all(callable(getattr(table, name)) for name in ALL)
+    chosen = select(platform)
+    assert all(callable(getattr(chosen, name)) for name in ALL)
 
 
 def test_unknown_platform() -> None:
@@ -72,10 +72,23 @@ def test_parts_of_a_cache_cannot_be_registered_alone() -> None:
         fast(operations=("write_kv",))
 
 
+def test_triton_waits_for_a_gpu_that_has_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken() -> dict[str, str]:
+        return {choice.operation: choice.taken.name for choice in choose("cuda", Needs(head_size=128))}
+
+    monkeypatch.setattr(table, "find_spec", lambda name: object())
+    assert set(taken().values()) == {"torch"}
+    monkeypatch.setattr(table, "TRITON_TRIED", True)
+    assert all(taken()[name] == "triton" for name in CACHE)
+    assert taken()["linear"] == "torch"
+    monkeypatch.setattr(table, "find_spec", lambda name: None)
+    assert set(taken().values()) == {"torch"}
+
+
 def test_a_table_can_be_changed() -> None:
-    table = replace(REFERENCE, rotary=REFERENCE.rms_norm)
-    assert isinstance(table, Ops)
-    assert table.rotary is REFERENCE.rms_norm
+    changed = replace(REFERENCE, rotary=REFERENCE.rms_norm)
+    assert isinstance(changed, Ops)
+    assert changed.rotary is REFERENCE.rms_norm
 
 
 @pytest.mark.slow
