@@ -198,6 +198,26 @@ def test_compiled_rows_are_the_same_bits_alone_and_with_more_threads(
                 assert torch.equal(part, whole[first + begin : first + end]), (threads, row, begin, end)
 
 
+@pytest.mark.parametrize("ops", INTERPRETED, indirect=True)
+@pytest.mark.parametrize("window", [None, 300])
+def test_interpreted_rows_are_the_same_bits_alone(ops: Ops, window: int | None) -> None:
+    """Whole and in chunks; with contexts of one split and of several.
+
+    Chunks begin where a tile of rows does: a GPU's products do not depend on a row's place in its tile, but those of
+    the BLAS that the interpreter calls do, by a bit.
+    """
+    requests = [(1, 700), (2, 520), (40, 90)]
+    case = make_case(ops, requests, heads=4, head_size=16, block_size=16)
+    sinks = torch.linspace(-1, 4, 4)
+    whole = ops.paged_attention(case.q_TNH, case.cache, case.batch, 0.2, window, 3.0, sinks)
+    for row, (queries, length) in enumerate(requests):
+        first = int(case.batch.query_start[row])
+        for begin, end in ((0, queries), (0, 1), (min(32, queries - 1) // 32 * 32, queries)):
+            q, batch = cut(case, row, end - begin, length - (queries - end))
+            part = ops.paged_attention(q, case.cache, batch, 0.2, window, 3.0, sinks)
+            assert torch.equal(part, whole[first + begin : first + end]), (row, begin, end)
+
+
 def test_batch_numbers() -> None:
     case = make_case(REFERENCE, MIXED)
     assert case.batch.longer == (2, 3, 5, 7)
