@@ -40,6 +40,7 @@ def test_no_bad_address_and_nothing_undefined(variant: build.Variant) -> None:
         pytest.skip("no C++ compiler here")
     if not found.is_file():
         pytest.skip("the compiler has no libasan")
+    build.build(build.sanitized(variant), build.cache_folder(), print)  # here, where the compiler runs without it
     environment = {
         **os.environ,
         "LD_PRELOAD": f"{found} {runtime('libstdc++.so')}",
