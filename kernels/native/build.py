@@ -29,17 +29,23 @@ class Variant:
     flags: tuple[str, ...]
 
 
-AVX512 = Variant(
-    "avx512",
-    frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"}),
-    ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c", "-mprefer-vector-width=512"),
-)
-"""Compiles, but has not been run: no CPU that has it was at hand. Put it first among `VARIANTS` when its tests pass."""
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+_AVX512_FLAGS = (
+    *_AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512",
+)  # fmt: skip
 VARIANTS = (
-    Variant("avx2", frozenset({"avx2", "fma", "f16c"}), ("-mavx2", "-mfma", "-mf16c")),
+    Variant(
+        "avx512-bf16", _AVX512 | {"avx512_bf16", "avx512_vnni"}, (*_AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni")
+    ),
+    Variant("avx512", _AVX512, _AVX512_FLAGS),
+    Variant("avx2", _AVX2, _AVX2_FLAGS),
     Variant("portable", frozenset(), ()),
 )
 """From the fastest; the last runs everywhere."""
+WIDE = Variant("wide", _AVX2, (*_AVX2_FLAGS, "-DRK_WIDTH=16", "-DRK_BF16_DOT", "-DRK_VNNI"))
+"""What `avx512-bf16` does, in the instructions of AVX2. For tests; never chosen."""
 
 
 def sanitized(variant: Variant) -> Variant:
@@ -64,9 +70,9 @@ def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return next((frozenset(line.split(":")[1].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
-def choose(features: frozenset[str]) -> Variant:
-    """The fastest variant that a CPU can run."""
-    return next(variant for variant in VARIANTS if variant.needs <= features)
+def runnable(features: frozenset[str]) -> list[Variant]:
+    """The variants that a CPU can run, from the fastest."""
+    return [variant for variant in VARIANTS if variant.needs <= features]
 
 
 def cache_folder() -> Path:

@@ -5,10 +5,13 @@
 
 import ctypes
 import logging
+import subprocess
+import sys
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rayllm_kernels.native.build import NoCompiler, Variant, build, cache_folder, choose, cpu_features
+from rayllm_kernels.native.build import NoCompiler, Variant, build, cache_folder, cpu_features, runnable
 from rayllm_kernels.native.memory import Arena
 from rayllm_kernels.sampling import Draws, LogProbabilities, Penalties, SamplingOps
 
@@ -24,6 +27,7 @@ log = logging.getLogger(__name__)
 
 LANES = 16
 """Columns of a panel, and tokens of a cache tile."""
+CHECK_S = 120
 
 
 class Kind(IntEnum):
@@ -77,10 +81,29 @@ class Step(ctypes.Structure):
 def library() -> Any | None:
     """The compiled kernels for this CPU, or None (with one warning) where they cannot be had."""
     try:
-        return load(choose(cpu_features()))
+        for variant in runnable(cpu_features()):
+            path = build(variant, cache_folder(), log.info)
+            if computes_right(path, variant):
+                return load(variant)
+            log.warning("the CPU kernels for %s compute wrong numbers on this machine: they are not used", variant.name)
+        raise NoCompiler("no build of them computes right")
     except (NoCompiler, OSError) as error:
         log.warning("running without compiled kernels, which is many times slower: %s", error)
         return None
+
+
+def computes_right(path: Path, variant: Variant) -> bool:
+    """Whether a build gives the numbers it should on this CPU: tried once, in a process of its own."""
+    passed = path.with_suffix(".checked")
+    if passed.is_file():
+        return True
+    command = [sys.executable, "-m", "rayllm_kernels.native.check", variant.name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S, check=False)
+    if done.returncode:
+        log.warning("%s", done.stderr.strip()[-2000:])
+        return False
+    passed.touch()
+    return True
 
 
 @cache
@@ -93,6 +116,7 @@ def load(variant: Variant) -> Any:
     """
     loaded = ctypes.CDLL(str(build(variant, cache_folder(), log.info)))
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "rounds_rows": (c_int32, (c_int32,)),
         "packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
         "pack": (None, (c_void_p, c_int32, c_void_p, c_int64, c_int64, c_void_p)),
         "machine": (c_void_p, (c_int32,)),
@@ -177,6 +201,10 @@ class Machine:
         if getattr(self, "handle", None):
             self._lib.rk_free_machine(self.handle)
             self.handle = None
+
+    def rounds_rows(self, kind: Kind) -> bool:
+        """Whether rows are rounded to bfloat16 before they are multiplied with weights of this kind."""
+        return bool(self._lib.rk_rounds_rows(kind))
 
     def pack(self, rows: Tensor, kind: Kind | None = None, k: int | None = None) -> Packed:
         """Pack a matrix (n, k), or a quantized one given as uint8 rows of blocks with its `kind` and depth `k`."""

@@ -25,12 +25,13 @@ def runnable_variants() -> list[str]:
         build.compiler()
     except build.NoCompiler:
         return []
-    return [variant.name for variant in build.VARIANTS if variant.needs <= build.cpu_features()]
+    features = build.cpu_features()
+    return [variant.name for variant in (*build.runnable(features), build.WIDE) if variant.needs <= features]
 
 
 def library_of(variant: str) -> Any:
     """The compiled kernels of a variant."""
-    return load(next(one for one in build.VARIANTS if one.name == variant))
+    return load(next(one for one in (*build.VARIANTS, build.WIDE) if one.name == variant))
 
 
 @cache

@@ -2,17 +2,45 @@ from pathlib import Path
 
 import pytest
 
-from rayllm_kernels.native.build import AVX512, VARIANTS, NoCompiler, build, choose, compiler
+from rayllm_kernels.native import library
+from rayllm_kernels.native.build import VARIANTS, WIDE, NoCompiler, build, compiler, cpu_features, runnable
+from rayllm_kernels.native.check import check
 
 
-def test_the_fastest_variant_that_a_cpu_can_run() -> None:
-    assert choose(frozenset({"avx2", "fma", "f16c", "sse2"})).name == "avx2"
-    assert choose(frozenset({"avx2"})).name == "portable"
-    assert choose(frozenset()).name == "portable"
+def test_the_variants_that_a_cpu_can_run() -> None:
+    def names(*features: str) -> list[str]:
+        return [variant.name for variant in runnable(frozenset(features))]
+
+    avx2 = ("avx2", "fma", "f16c")
+    avx512 = (*avx2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+    assert names() == names("avx2") == ["portable"]
+    assert names(*avx2, "sse2") == ["avx2", "portable"]
+    assert names(*avx512) == ["avx512", "avx2", "portable"]
+    assert names(*avx512, "avx512_bf16", "avx512_vnni") == ["avx512-bf16", "avx512", "avx2", "portable"]
+
+
+def test_a_build_that_computes_wrong_numbers_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, slow = VARIANTS[2], VARIANTS[3]
+    monkeypatch.setattr(library, "runnable", lambda features: [fast, slow])
+    monkeypatch.setattr(library, "build", lambda variant, folder, say: Path(variant.name))
+    monkeypatch.setattr(library, "computes_right", lambda path, variant: variant is slow)
+    monkeypatch.setattr(library, "load", lambda variant: variant)
+    assert library.library.__wrapped__() is slow
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [AVX512, VARIANTS[-1]], ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", [*runnable(cpu_features()), WIDE], ids=lambda variant: variant.name)
+def test_builds_compute_right(variant: object) -> None:
+    if not variant.needs <= cpu_features():
+        pytest.skip("this CPU cannot run it")
+    try:
+        check(variant)
+    except NoCompiler:
+        pytest.skip("no C++ compiler here")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[1], VARIANTS[-1]], ids=lambda variant: variant.name)
 def test_every_variant_compiles_once(variant: object, tmp_path: Path) -> None:
     try:
         compiler()

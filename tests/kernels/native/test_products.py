@@ -33,7 +33,8 @@ def test_linear(machine: Machine, lone: Machine, dtype: torch.dtype, n: int, k: 
     weight, bias, x = torch.randn(n, k).to(dtype), torch.randn(n), torch.randn(130, k)
     packed = machine.pack(weight)
     whole = machine.linear(x, packed, bias)
-    assert close(whole, (x.double() @ weight.double().T + bias).float(), 1e-5)
+    taken = x.bfloat16() if machine.rounds_rows(packed.kind) else x
+    assert close(whole, (taken.double() @ weight.double().T + bias).float(), 1e-5)
     for rows in (*range(1, 20), 64, 97):
         assert torch.equal(machine.linear(x[:rows], packed, bias), whole[:rows]), "a row depends on its neighbours"
     assert torch.equal(lone.linear(x, packed, bias), whole), "a result depends on the threads"
