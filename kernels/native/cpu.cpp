@@ -94,7 +94,7 @@ void quantized(const Weight& w, long panel, const float* x, long ldx, long rows,
         case 4: quantized_tile<Q, 4>(x, ldx, block, bytes, acc, lda, depth, k0 == 0); return;
     }
     for (long k = 0; k < depth; k += Q::depth, block += bytes) widen_block<Q>(block, s.slab + k * LANES);
-    rows_by_panels<F32Row>(x, ldx, rows, s.slab, 0, 1, acc, lda, depth, k0 == 0);
+    rows_by_panels<F32Row, false>(x, ldx, rows, s.slab, 0, 1, acc, lda, depth, k0 == 0);
 }
 
 // acc[rows][panels * 16] = x times the panels, over the whole depth.
@@ -104,7 +104,7 @@ void multiply(const Weight& w, long first, int panels, const Rows& in, long rows
     auto stored = [&](auto row, long k0, long depth) {
         typedef decltype(row) Row;
         typedef typename Row::type T;
-        rows_by_panels<Row>(x + k0, ldx, rows, (const T*)w.panel(first) + k0 * LANES, w.panel_bytes() / long(sizeof(T)),
+        rows_by_panels<Row, true>(x + k0, ldx, rows, (const T*)w.panel(first) + k0 * LANES, w.panel_bytes() / long(sizeof(T)),
                             panels, acc, lda, depth, k0 == 0);
     };
     for (long k0 = 0; k0 < w.k; k0 += DEPTH_BLOCK) {
@@ -331,6 +331,11 @@ long slot_of(const Attend& a, int request, long token) {
     return long(a.step->block_table[request * a.step->table_width + token / c.block]) * c.block + token % c.block;
 }
 
+// Ask for memory that will be read soon.
+inline void fetch(const uint8_t* at, long size) {
+    for (long i = 0; i < size; i += 64) __builtin_prefetch(at + i);
+}
+
 // Scores of one split: row r is query head r % R of query r / R. Softmax numerators replace them; sums and maxima out.
 void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0, long t1, const float* qs, float* scores,
                  float* sums, float* tops) {
@@ -339,9 +344,11 @@ void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0
     for (long t = t0; t < t1; t += c.tokens()) {
         const uint8_t* tile = c.key_tile(slot_of(a, p.request, t), p.group);
         float* to = scores + (t - t0);
-        if (c.kind == F32) rows_by_panels<F32Row>(qs, c.head, rows, (const float*)tile, 0, 1, to, SCORES, c.head, true);
-        else if (c.kind == BF16) rows_by_panels<Bf16Row>(qs, c.head, rows, (const uint16_t*)tile, 0, 1, to, SCORES, c.head, true);
-        else rows_by_panels<F16Row>(qs, c.head, rows, (const uint16_t*)tile, 0, 1, to, SCORES, c.head, true);
+        if (t + c.tokens() < t1) fetch(c.key_tile(slot_of(a, p.request, t + c.tokens()), p.group), c.key_bytes());
+        else fetch(c.value_tile(slot_of(a, p.request, t0), p.group), c.value_bytes());
+        if (c.kind == F32) rows_by_panels<F32Row, false>(qs, c.head, rows, (const float*)tile, 0, 1, to, SCORES, c.head, true);
+        else if (c.kind == BF16) rows_by_panels<Bf16Row, false>(qs, c.head, rows, (const uint16_t*)tile, 0, 1, to, SCORES, c.head, true);
+        else rows_by_panels<F16Row, false>(qs, c.head, rows, (const uint16_t*)tile, 0, 1, to, SCORES, c.head, true);
     }
     long width = (t1 - t0 + LANES - 1) / LANES * LANES;
     for (long r = 0; r < rows; r++) {
@@ -387,13 +394,14 @@ void weigh_split(const Attend& a, const Piece& p, long rows, long t0, long t1, c
     for (long t = t0; t < t1; t += step) {
         const uint8_t* tile = c.value_tile(slot_of(a, p.request, t), p.group);
         const float* x = scores + (t - t0);
+        if (t + step < t1) fetch(c.value_tile(slot_of(a, p.request, t + step), p.group), c.value_bytes());
         for (long h = 0, panels; h < wide; h += panels * LANES) {
             panels = wide - h >= 4 * LANES ? 4 : wide - h >= 2 * LANES ? 2 : 1;
             const uint8_t* at = tile + h * step * c.item();
             auto add = [&](auto row) {
                 typedef decltype(row) Row;
                 // No deeper than the tokens: 0 times what else the tile holds could be NaN.
-                rows_by_panels<Row>(x, SCORES, rows, (const typename Row::type*)at, stride, int(panels), acc + h, wide,
+                rows_by_panels<Row, false>(x, SCORES, rows, (const typename Row::type*)at, stride, int(panels), acc + h, wide,
                                     std::min(step, t1 - t), t == t0);
             };
             if (c.kind == F32) add(F32Row());

@@ -50,7 +50,7 @@ struct F16Row {
 constexpr long AHEAD_BYTES = 4096;
 
 // acc[m][p * 16 + n] (+)= sum over k of x[m][k] * panel p[k][n]. M rows, P panels `stride` apart; COLD if these are in no
-// cache yet.
+// cache yet: then what follows them is asked for in time.
 template <class Row, int M, int P, bool COLD = false>
 static inline __attribute__((always_inline)) void tile(const float* x, long ldx, const typename Row::type* w, long stride,
                                                        float* acc, long lda, long depth, bool fresh) {
@@ -74,40 +74,41 @@ static inline __attribute__((always_inline)) void tile(const float* x, long ldx,
 // Rows that fit the registers at once with one panel.
 constexpr int ROWS = VW == 16 ? 12 : VW == 8 ? 6 : 2;
 
-// All rows against `panels` panels (1, 2 or 4), in tiles that keep the units busy.
-template <class Row>
+// All rows against `panels` panels (1, 2 or 4), in tiles that keep the units busy. COLD if the panels are in no cache yet and
+// others follow them in memory.
+template <class Row, bool COLD>
 static void rows_by_panels(const float* x, long ldx, long rows, const typename Row::type* w, long stride, int panels,
                            float* acc, long lda, long depth, bool fresh) {
     long m = 0;
-#define RK_TILE(M, P, COLD) \
+#define RK_TILE(M, P, FETCH) \
     for (int p = 0; p + P <= panels; p += P) \
-        tile<Row, M, P, COLD>(x + m * ldx, ldx, w + p * stride, stride, acc + m * lda + p * LANES, lda, depth, fresh);
+        tile<Row, M, P, FETCH>(x + m * ldx, ldx, w + p * stride, stride, acc + m * lda + p * LANES, lda, depth, fresh);
     if (rows >= ROWS) {
-        RK_TILE(ROWS, 1, true)
+        RK_TILE(ROWS, 1, COLD)
         for (m = ROWS; m + ROWS <= rows; m += ROWS) { RK_TILE(ROWS, 1, false) }
     }
     switch (rows - m) {
         case 0: break;
         case 1:
-            if (panels == 4) { RK_TILE(1, 4, true) } else if (panels == 2) { RK_TILE(1, 2, true) } else { RK_TILE(1, 1, true) }
+            if (panels == 4) { RK_TILE(1, 4, COLD) } else if (panels == 2) { RK_TILE(1, 2, COLD) } else { RK_TILE(1, 1, COLD) }
             break;
         case 2:
-            if (panels >= 2 && VW > 4) { RK_TILE(2, 2, true) } else { RK_TILE(2, 1, true) }
+            if (panels >= 2 && VW > 4) { RK_TILE(2, 2, COLD) } else { RK_TILE(2, 1, COLD) }
             break;
-        case 3: { RK_TILE(3, 1, true) break; }
-        case 4: { RK_TILE(4, 1, true) break; }
+        case 3: { RK_TILE(3, 1, COLD) break; }
+        case 4: { RK_TILE(4, 1, COLD) break; }
         case 5: {  // GCC 12 makes a slow loop of five
-            RK_TILE(4, 1, true)
+            RK_TILE(4, 1, COLD)
             m += 4;
             RK_TILE(1, 1, false)
             break;
         }
-        case 6: { RK_TILE(6, 1, true) break; }
-        case 7: { RK_TILE(7, 1, true) break; }
-        case 8: { RK_TILE(8, 1, true) break; }
-        case 9: { RK_TILE(9, 1, true) break; }
-        case 10: { RK_TILE(10, 1, true) break; }
-        default: { RK_TILE(11, 1, true) break; }
+        case 6: { RK_TILE(6, 1, COLD) break; }
+        case 7: { RK_TILE(7, 1, COLD) break; }
+        case 8: { RK_TILE(8, 1, COLD) break; }
+        case 9: { RK_TILE(9, 1, COLD) break; }
+        case 10: { RK_TILE(10, 1, COLD) break; }
+        default: { RK_TILE(11, 1, COLD) break; }
     }
 #undef RK_TILE
 }
