@@ -31,7 +31,7 @@ def runtime(name: str) -> Path:
 
 @pytest.mark.long
 @pytest.mark.parametrize("variant", build.VARIANTS, ids=lambda variant: variant.name)
-def test_no_bad_address_and_nothing_undefined(variant: build.Variant) -> None:
+def test_no_bad_address_and_nothing_undefined(variant: build.Variant, monkeypatch: pytest.MonkeyPatch) -> None:
     if not variant.needs <= build.cpu_features():
         pytest.skip("this CPU cannot run it")
     try:
@@ -40,6 +40,7 @@ def test_no_bad_address_and_nothing_undefined(variant: build.Variant) -> None:
         pytest.skip("no C++ compiler here")
     if not found.is_file():
         pytest.skip("the compiler has no libasan")
+    monkeypatch.setattr(build, "TIMEOUT_S", LIMIT_S)
     build.build(build.sanitized(variant), build.cache_folder(), print)  # here, where the compiler runs without it
     environment = {
         **os.environ,
