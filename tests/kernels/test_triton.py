@@ -24,15 +24,18 @@ POINTERS = {
 DATA = {"x", "residual", "weight", "out", "q", "k", "v", "keys", "values", "gate_up"}
 
 
-@pytest.mark.parametrize("part", ["ops", "attention"])
-def test_under_the_interpreter(part: str) -> None:
-    """The tests of all versions, in a process where Triton is interpreted.
+@pytest.mark.parametrize(
+    ("part", "only"),
+    [("ops", "test"), ("attention", "half"), pytest.param("attention", "test", marks=pytest.mark.long)],
+)
+def test_under_the_interpreter(part: str, only: str) -> None:
+    """The tests of all versions, in a process where Triton is interpreted. All of attention's take minutes.
 
     Not in bfloat16: the interpreter cuts instead of rounding, and multiplies matrices of bit patterns.
     """
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(HERE / f"test_{part}.py")]
     done = subprocess.run(
-        [*command, "-k", "triton and not bfloat16", "-m", "slow or not slow"],
+        [*command, "-k", f"triton and not bfloat16 and {only}", "-m", "slow or not slow"],
         env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=HERE.parents[1], capture_output=True, text=True,
         timeout=LIMIT_S, check=False,
     )  # fmt: skip
