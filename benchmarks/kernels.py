@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels --threads 2 --json kernels.json
 
-For each storage of weights and number of rows: milliseconds, GFLOP/s and GB/s of weights read. The limits beside them
-are measured in the same run: a plain read of memory, and multiply-adds on registers alone. The last line is one JSON
-object, which `--json` also writes to a file.
+For each storage of weights, number of rows, and products in floats or integers: milliseconds, GFLOP/s and GB/s of
+weights read. The limits beside them are measured in the same run: a plain read of memory, and multiply-adds of floats
+on registers alone. The last line is one JSON object, which `--json` also writes to a file.
 """
 
 import argparse
@@ -40,12 +40,12 @@ def best_seconds(call: Callable[[], object], at_least: float = 0.3) -> float:
     return best
 
 
-def weights(machine: Machine, kind: Kind, n: int, k: int) -> Packed:
+def weights(machine: Machine, kind: Kind, integer: bool, n: int, k: int) -> Packed:
     """A matrix in a storage; its values do not matter for speed."""
     if kind in DTYPES:
         return machine.pack((torch.randn(n, k) * 0.02).to(DTYPES[kind]))
     entries, size = BLOCK[kind]
-    return machine.pack(torch.zeros(n, k // entries * size, dtype=torch.uint8), kind, k)
+    return machine.pack(torch.zeros(n, k // entries * size, dtype=torch.uint8), kind, k, integer=integer)
 
 
 def read_bandwidth(threads: int) -> float:
@@ -81,17 +81,19 @@ def main(argv: list[str]) -> int:
     machine = Machine(args.threads)
     bandwidth, peak = read_bandwidth(args.threads), fma_peak(args.threads)
     title = f"memory reads run at {bandwidth:.1f} GB/s, multiply-adds at {peak:.0f} GFLOP/s"
-    table = Table("storage", "rows", "ms", "GFLOP/s", "GB/s", title=title)
+    table = Table("storage", "products", "rows", "ms", "GFLOP/s", "GB/s", title=title)
     figures = []
-    for kind in Kind:
-        packed = weights(machine, kind, args.columns, args.depth)
+    for kind, integer in [(kind, False) for kind in Kind] + [(kind, True) for kind in BLOCK]:
+        packed = weights(machine, kind, integer, args.columns, args.depth)
+        products = "int8" if integer else "float32"
         for rows in ROWS:
             x = torch.randn(rows, args.depth)
             seconds = best_seconds(lambda packed=packed, x=x: machine.linear(x, packed))
             flops = 2 * rows * args.columns * args.depth / seconds / 1e9
             read = packed.data.numel() / seconds / 1e9
-            figures.append({"kind": kind.name, "rows": rows, "ms": seconds * 1e3, "gflop_s": flops, "gb_s": read})
-            table.add_row(kind.name, str(rows), f"{seconds * 1e3:.2f}", f"{flops:.0f}", f"{read:.1f}")
+            measured = {"ms": seconds * 1e3, "gflop_s": flops, "gb_s": read}
+            figures.append({"kind": kind.name, "products": products, "rows": rows, **measured})
+            table.add_row(kind.name, products, str(rows), f"{seconds * 1e3:.2f}", f"{flops:.0f}", f"{read:.1f}")
     Console(stderr=True).print(table)
     limits = {"read_gb_s": bandwidth, "fma_gflop_s": peak}
     text = json.dumps({"threads": args.threads, "machine": machine_name(), **limits, "products": figures})

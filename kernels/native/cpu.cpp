@@ -35,6 +35,7 @@ struct Weight {
     int kind;
     long n, k;           // columns of the product; depth
     const uint8_t* data; // panels
+    bool integer;        // rows are rounded to bytes (quantized kinds only)
     long blocks() const { return (k + FORMATS[kind].depth - 1) / FORMATS[kind].depth; }
     long row_bytes() const { return k * FORMATS[kind].stored / FORMATS[kind].depth; }  // before packing
     long panel_bytes() const { return blocks() * FORMATS[kind].packed; }
@@ -51,14 +52,29 @@ inline vf tanh_v(vf x) {
 }
 inline vf gelu(vf x) { return 0.5f * x * (1.0f + tanh_v(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
 
-// Rows to multiply: as floats, and as pairs of bfloat16 where these are what is multiplied.
+// Rows to multiply: as floats, and as pairs of bfloat16 or blocks of bytes where these are what is multiplied.
 struct Rows {
     const float* x;
     long ldx;
-    const uint32_t* pairs;
-    long ldp;
-    Rows from(long row) const { return {x + row * ldx, ldx, pairs ? pairs + row * ldp : nullptr, ldp}; }
+    const uint32_t* pairs = nullptr;
+    long ldp = 0;
+    const RoundedBlock* rounded = nullptr;
+    long ldr = 0;
+    Rows from(long row) const {
+        return {x + row * ldx, ldx, pairs ? pairs + row * ldp : nullptr, ldp, rounded ? rounded + row * ldr : nullptr, ldr};
+    }
 };
+
+// Where rows are rounded.
+struct Room {
+    std::vector<uint32_t> pairs;
+    std::vector<RoundedBlock> rounded;
+};
+
+template <class T> T* at_least(std::vector<T>& room, long size) {
+    if (room.size() < size_t(size)) room.resize(size_t(size));
+    return room.data();
+}
 
 // Rows are handed out several at a time, so that a piece is worth its overhead.
 template <class F> void by_rows(Pool& pool, long rows, long cost, F&& fn) {
@@ -69,32 +85,38 @@ template <class F> void by_rows(Pool& pool, long rows, long cost, F&& fn) {
 }
 
 // The rows as a product with `w` takes them, in `room` if they must be rounded.
-Rows prepare(Pool& pool, std::vector<uint32_t>& room, const Weight& w, const float* x, long ldx, long rows) {
-    if (BF16_DEPTH == 1 || w.kind != BF16) return {x, ldx, nullptr, 0};
+Rows prepare(Pool& pool, Room& room, const Weight& w, const float* x, long ldx, long rows) {
+    if (w.integer) {
+        long blocks = w.k / ROUNDED;
+        RoundedBlock* to = at_least(room.rounded, rows * blocks);
+        by_rows(pool, rows, w.k, [&](long r) {
+            for (long i = 0; i < blocks; i++) round_block(x + r * ldx + i * ROUNDED, to[r * blocks + i]);
+        });
+        return {x, ldx, nullptr, 0, to, blocks};
+    }
+    if (BF16_DEPTH == 1 || w.kind != BF16) return {x, ldx};
     long pairs = w.blocks();
-    if (room.size() < size_t(rows * pairs)) room.resize(size_t(rows * pairs));
+    uint32_t* room_for_pairs = at_least(room.pairs, rows * pairs);
     by_rows(pool, rows, w.k, [&](long r) {
         const float* from = x + r * ldx;
-        uint32_t* to = room.data() + r * pairs;
+        uint32_t* to = room_for_pairs + r * pairs;
         for (long i = 0; i < w.k / 2; i++) to[i] = to_bf16(from[2 * i]) | uint32_t(to_bf16(from[2 * i + 1])) << 16;
         if (w.k & 1) to[pairs - 1] = to_bf16(from[w.k - 1]);
     });
-    return {x, ldx, room.data(), pairs};
+    return {x, ldx, room_for_pairs, pairs};
 }
 
 // acc[rows][16] (+)= x times one quantized panel, from depth k0 on.
 template <class Q>
-void quantized(const Weight& w, long panel, const float* x, long ldx, long rows, float* acc, long lda, long k0, long depth, Scratch& s) {
+void quantized(const Weight& w, long panel, const Rows& in, long rows, float* acc, long lda, long k0, long depth, Scratch& s) {
     long bytes = FORMATS[w.kind].packed;
     const uint8_t* block = w.panel(panel) + k0 / Q::depth * bytes;
-    switch (rows) {
-        case 1: quantized_tile<Q, 1>(x, ldx, block, bytes, acc, lda, depth, k0 == 0); return;
-        case 2: quantized_tile<Q, 2>(x, ldx, block, bytes, acc, lda, depth, k0 == 0); return;
-        case 3: quantized_tile<Q, 3>(x, ldx, block, bytes, acc, lda, depth, k0 == 0); return;
-        case 4: quantized_tile<Q, 4>(x, ldx, block, bytes, acc, lda, depth, k0 == 0); return;
+    if (w.integer) {
+        integer_rows<Q>(in.rounded + k0 / ROUNDED, in.ldr, rows, block, bytes, acc, lda, depth, k0 == 0, s.slab);
+        return;
     }
     for (long k = 0; k < depth; k += Q::depth, block += bytes) widen_block<Q>(block, s.slab + k * LANES);
-    rows_by_panels<F32Row, false>(x, ldx, rows, s.slab, 0, 1, acc, lda, depth, k0 == 0);
+    rows_by_panels<F32Row, false>(in.x + k0, in.ldx, rows, s.slab, 0, 1, acc, lda, depth, k0 == 0);
 }
 
 // acc[rows][panels * 16] = x times the panels, over the whole depth.
@@ -123,7 +145,7 @@ void multiply(const Weight& w, long first, int panels, const Rows& in, long rows
             default:
                 with_format(w.kind, [&](auto format) {
                     for (int p = 0; p < panels; p++)
-                        quantized<decltype(format)>(w, first + p, x + k0, ldx, rows, acc + p * LANES, lda, k0, depth, s);
+                        quantized<decltype(format)>(w, first + p, in, rows, acc + p * LANES, lda, k0, depth, s);
                 });
         }
     }
@@ -530,7 +552,8 @@ enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTEN
 // An instruction. What the fields mean depends on `op`; program.py says it, beside the code that writes them.
 struct Instruction {
     int32_t op, kind, epilogue, rope;
-    int32_t src, dst, other, pad;  // buffers
+    int32_t src, dst, other;  // buffers
+    int32_t integer;
     int64_t n, k, heads, kv_heads, head, rotated, block, window, offset;
     const void *weight, *second, *third;
     float f0, f1;
@@ -541,7 +564,7 @@ struct Machine {
     std::unique_ptr<Scratch[]> scratch;
     std::vector<Piece> pieces;
     std::vector<float> parts;
-    std::vector<uint32_t> pairs;
+    Room room;
     explicit Machine(int threads) : pool(threads), scratch(new Scratch[size_t(threads)]) {}
 };
 
@@ -552,7 +575,7 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
     float *src = buffers[in.src], *dst = buffers[in.dst], *other = buffers[in.other];
     long lds = widths[in.src], ldd = widths[in.dst], ldo = widths[in.other];
     const float* weight = (const float*)in.weight;
-    Weight w{in.kind, in.n, in.k, (const uint8_t*)in.weight};
+    Weight w{in.kind, in.n, in.k, (const uint8_t*)in.weight, in.integer != 0};
     switch (in.op) {
         case EMBED: {
             bool threads = rows > 1;
@@ -578,7 +601,7 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
             });
             break;
         case LINEAR:
-            linear(m.pool, m.scratch.get(), w, (const float*)in.second, in.epilogue, prepare(m.pool, m.pairs, w, src, lds, rows),
+            linear(m.pool, m.scratch.get(), w, (const float*)in.second, in.epilogue, prepare(m.pool, m.room, w, src, lds, rows),
                    rows, dst + in.offset, ldd);
             break;
         case HEAD_NORM:
@@ -653,11 +676,14 @@ extern "C" {
 // Whether rows are rounded to bfloat16 before they are multiplied with weights of this kind.
 int rk_rounds_rows(int kind) { return kind == BF16 && BF16_DEPTH > 1; }
 
-int64_t rk_packed_bytes(int kind, int64_t n, int64_t k) { return Weight{kind, n, k, nullptr}.panels() * Weight{kind, n, k, nullptr}.panel_bytes(); }
+int64_t rk_packed_bytes(int kind, int64_t n, int64_t k) {
+    Weight w{kind, n, k, nullptr, false};
+    return w.panels() * w.panel_bytes();
+}
 
 // Pack a matrix whose rows lie one after another, each as it is stored in `kind`.
 void rk_pack(void* machine, int kind, const void* rows, int64_t n, int64_t k, void* out) {
-    Weight w{kind, n, k, (const uint8_t*)out};
+    Weight w{kind, n, k, (const uint8_t*)out, false};
     long row_bytes = w.row_bytes();
     ((Machine*)machine)->pool.run(w.panels(), [&](long p, int) {
         const uint8_t* from = (const uint8_t*)rows + p * LANES * row_bytes;
@@ -668,22 +694,22 @@ void rk_pack(void* machine, int kind, const void* rows, int64_t n, int64_t k, vo
 void* rk_machine(int threads) { return new Machine(threads); }
 void rk_free_machine(void* m) { delete (Machine*)m; }
 
-void rk_linear(void* machine, int kind, const void* packed, const float* bias, int epilogue, int64_t n, int64_t k, const float* x,
-                   int64_t ldx, int64_t rows, float* y, int64_t ldy) {
+void rk_linear(void* machine, int kind, int integer, const void* packed, const float* bias, int epilogue, int64_t n, int64_t k,
+               const float* x, int64_t ldx, int64_t rows, float* y, int64_t ldy) {
     Machine& m = *(Machine*)machine;
-    Weight w{kind, n, k, (const uint8_t*)packed};
-    linear(m.pool, m.scratch.get(), w, bias, epilogue, prepare(m.pool, m.pairs, w, x, ldx, rows), rows, y, ldy);
+    Weight w{kind, n, k, (const uint8_t*)packed, integer != 0};
+    linear(m.pool, m.scratch.get(), w, bias, epilogue, prepare(m.pool, m.room, w, x, ldx, rows), rows, y, ldy);
 }
 
 void rk_argmax(void* machine, const float* x, int64_t ldx, int64_t rows, int64_t n, int64_t* out) {
     ((Machine*)machine)->pool.run(rows, [&](long r, int) { out[r] = argmax(x + r * ldx, n); });
 }
 
-void rk_best_columns(void* machine, int kind, const void* packed, int64_t n, int64_t k, const float* x, int64_t ldx, int64_t rows,
+void rk_best_columns(void* machine, int kind, int integer, const void* packed, int64_t n, int64_t k, const float* x, int64_t ldx, int64_t rows,
                      int64_t* out) {
     Machine& m = *(Machine*)machine;
-    Weight w{kind, n, k, (const uint8_t*)packed};
-    best_columns(m.pool, m.scratch.get(), w, prepare(m.pool, m.pairs, w, x, ldx, rows), rows, out);
+    Weight w{kind, n, k, (const uint8_t*)packed, integer != 0};
+    best_columns(m.pool, m.scratch.get(), w, prepare(m.pool, m.room, w, x, ldx, rows), rows, out);
 }
 
 void rk_run(void* machine, const Instruction* program, int64_t length, float* const* buffers, const int64_t* widths, const Step* step) {

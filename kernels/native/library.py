@@ -60,7 +60,7 @@ class Instruction(ctypes.Structure):
     """As in cpu.cpp."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("op", "kind", "epilogue", "rope", "src", "dst", "other", "pad")),
+        *((name, c_int32) for name in ("op", "kind", "epilogue", "rope", "src", "dst", "other", "integer")),
         *((name, c_int64) for name in ("n", "k", "heads", "kv_heads", "head", "rotated", "block", "window", "offset")),
         *((name, c_void_p) for name in ("weight", "second", "third")),
         *((name, c_float) for name in ("f0", "f1")),
@@ -126,6 +126,7 @@ def load(variant: Variant) -> Any:
             (
                 c_void_p,
                 c_int32,
+                c_int32,
                 c_void_p,
                 c_void_p,
                 c_int32,
@@ -141,7 +142,7 @@ def load(variant: Variant) -> Any:
         "argmax": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
         "best_columns": (
             None,
-            (c_void_p, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p),
+            (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p),
         ),
         "choose": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int64, *(c_void_p,) * 6)),
         "penalise": (
@@ -169,6 +170,8 @@ class Packed:
     k: int
     data: Tensor
     """uint8."""
+    integer: bool = False
+    """Whether products are of integers: rows are then rounded to bytes, 32 entries to a scale."""
 
     @property
     def address(self) -> int:
@@ -206,16 +209,22 @@ class Machine:
         """Whether rows are rounded to bfloat16 before they are multiplied with weights of this kind."""
         return bool(self._lib.rk_rounds_rows(kind))
 
-    def pack(self, rows: Tensor, kind: Kind | None = None, k: int | None = None) -> Packed:
-        """Pack a matrix (n, k), or a quantized one given as uint8 rows of blocks with its `kind` and depth `k`."""
+    def pack(
+        self, rows: Tensor, kind: Kind | None = None, k: int | None = None, *, integer: bool = False
+    ) -> Packed:
+        """Pack a matrix (n, k), or a quantized one given as uint8 rows of blocks with its `kind` and depth `k`.
+
+        A quantized one may be multiplied in integers (see `Packed`), which is faster and rounds the rows as ggml does.
+        """
         rows = rows.contiguous()
         if kind is None:
             kind, k = KIND_OF[rows.dtype], rows.shape[1]
         assert k is not None
+        assert kind in BLOCK or not integer
         n = rows.shape[0]
         data = self._arena.take(self._lib.rk_packed_bytes(kind, n, k))
         self._lib.rk_pack(self.handle, kind, rows.data_ptr(), n, k, data.data_ptr())
-        return Packed(kind, n, k, data)
+        return Packed(kind, n, k, data, integer)
 
     def linear(
         self, x_TK: Tensor, weight: Packed, bias: Tensor | None = None, epilogue: Epilogue = Epilogue.PLAIN
@@ -226,8 +235,8 @@ class Machine:
         width = weight.n if epilogue is Epilogue.PLAIN else weight.n // 2
         y = torch.empty(x_TK.shape[0], width)
         self._lib.rk_linear(
-            self.handle, weight.kind, weight.address, 0 if bias is None else bias.data_ptr(), epilogue, weight.n,
-            weight.k, x_TK.data_ptr(), x_TK.stride(0), x_TK.shape[0], y.data_ptr(), y.stride(0),
+            self.handle, weight.kind, weight.integer, weight.address, 0 if bias is None else bias.data_ptr(), epilogue,
+            weight.n, weight.k, x_TK.data_ptr(), x_TK.stride(0), x_TK.shape[0], y.data_ptr(), y.stride(0),
         )  # fmt: skip
         return y
 
@@ -243,8 +252,8 @@ class Machine:
         assert x_TK.dtype == torch.float32
         out = torch.empty(len(x_TK), dtype=torch.int64)
         self._lib.rk_best_columns(
-            self.handle, weight.kind, weight.address, weight.n, weight.k, x_TK.data_ptr(), x_TK.stride(0), len(x_TK),
-            out.data_ptr(),
+            self.handle, weight.kind, weight.integer, weight.address, weight.n, weight.k, x_TK.data_ptr(),
+            x_TK.stride(0), len(x_TK), out.data_ptr(),
         )  # fmt: skip
         return out
 

@@ -1,13 +1,22 @@
-// Quantized panels: GGUF's block formats, 16 rows side by side, widened to floats a slab at a time.
+// Quantized panels: GGUF's block formats, 16 rows side by side, and their products.
 //
-// Layouts (for each block of depth, all 16 columns):
-//   Q8_0  32 deep: half d[16]; int8 q[32][16]
-//   Q4_0  32 deep: half d[16]; nibbles q[32][8]          value d * (q - 8)
-//   Q4_1  32 deep: half d[16], m[16]; nibbles q[32][8]   value d * q + m
-//   Q4_K 256 deep: half d[16], dmin[16]; for each of 8 groups: uint8 scale[16], min[16]; nibbles q[32][8]
-//   Q6_K 256 deep: half d[16]; for each of 16 groups: int8 scale[16]; nibbles low[16][8]; two bits high[16][4]
-// Nibbles: byte i holds column i (low) and column i + 8 (high). Two bits: byte i holds columns i, i + 4, i + 8, i + 12.
+// Four entries of a column stand together, as the bytes of a word, so that one instruction multiplies and sums them; the
+// 16 words of a panel follow one another. Layouts, for each block of depth:
+//   Q8_0  32 deep: half d[16]; int8 q[8][16][4]
+//   Q4_0  32 deep: half d[16]; nibbles q[4][16][4]          value d * (q - 8)
+//   Q4_1  32 deep: half d[16], m[16]; nibbles q[4][16][4]   value d * q + m
+//   Q4_K 256 deep: half d[16], dmin[16]; for each of 8 groups: uint8 scale[16], min[16]; nibbles q[4][16][4]
+//   Q6_K 256 deep: half d[16]; int8 scale[16][16]; for each of 16 groups: nibbles low[2][16][4]; two bits high[16][4]
+// Nibbles: byte [j][c][i] holds entries 8j + i (low) and 8j + 4 + i (high) of column c. Two bits: bits 2j and 2j + 1 of
+// byte [c][i] belong to entry 4j + i.
+//
+// They are multiplied in one of two ways. Widened to floats, a slab at a time, they multiply rows of floats. Or the rows
+// are rounded to bytes, 32 entries to a scale, as ggml does with its Q8_0 and Q8_1: within a group of entries that share
+// their scales the sums are of integers and exact, and what groups give is added as floats in the order of k.
 #pragma once
+#include <algorithm>
+#include <limits>
+
 #include "panel.h"
 
 struct Format {
@@ -17,11 +26,11 @@ struct Format {
 };
 static const Format FORMATS[KINDS] = {
     {1, 4, 64}, {BF16_DEPTH, 2 * BF16_DEPTH, 32 * BF16_DEPTH}, {1, 2, 32},
-    {32, 34, 32 + 512}, {32, 18, 32 + 256}, {32, 20, 64 + 256}, {256, 144, 64 + 8 * (32 + 256)}, {256, 210, 32 + 16 * (16 + 128 + 64)},
+    {32, 34, 32 + 512}, {32, 18, 32 + 256}, {32, 20, 64 + 256}, {256, 144, 64 + 8 * (32 + 256)}, {256, 210, 32 + 256 + 16 * (128 + 64)},
 };
 
-static inline void set_nibble(uint8_t* row, int column, int value) {
-    row[column & 7] |= uint8_t(value << (column < 8 ? 0 : 4));
+static inline void set_nibble(uint8_t* q, int k, int column, int value) {
+    q[(k / 8 * LANES + column) * 4 + k % 4] |= uint8_t(value << (k & 4));
 }
 
 // Put one row's block (as GGUF stores it) into column `column` of a panel's block, which was zeroed.
@@ -30,7 +39,7 @@ static void pack_block(int kind, const uint8_t* in, uint8_t* out, int column) {
     switch (kind) {
         case Q8_0:
             put16(out, in);
-            for (int k = 0; k < 32; k++) out[32 + k * 16 + column] = in[2 + k];
+            for (int k = 0; k < 32; k++) out[32 + (k / 4 * LANES + column) * 4 + k % 4] = in[2 + k];
             break;
         case Q4_0:
         case Q4_1: {
@@ -38,7 +47,7 @@ static void pack_block(int kind, const uint8_t* in, uint8_t* out, int column) {
             put16(out, in);
             if (kind == Q4_1) put16(out + 32, in + 2);
             uint8_t* q = out + head * 16;
-            for (int k = 0; k < 32; k++) set_nibble(q + k * 8, column, k < 16 ? in[head + k] & 15 : in[head + k - 16] >> 4);
+            for (int k = 0; k < 32; k++) set_nibble(q, k, column, k < 16 ? in[head + k] & 15 : in[head + k - 16] >> 4);
             break;
         }
         case Q4_K: {
@@ -51,7 +60,7 @@ static void pack_block(int kind, const uint8_t* in, uint8_t* out, int column) {
                 at[16 + column] = g < 4 ? s[g + 4] & 63 : (s[g + 4] >> 4) | (s[g] >> 6) << 4;
                 for (int k = 0; k < 32; k++) {
                     uint8_t byte = q[(g / 2) * 32 + k];
-                    set_nibble(at + 32 + k * 8, column, g & 1 ? byte >> 4 : byte & 15);
+                    set_nibble(at + 32, k, column, g & 1 ? byte >> 4 : byte & 15);
                 }
             }
             break;
@@ -64,130 +73,88 @@ static void pack_block(int kind, const uint8_t* in, uint8_t* out, int column) {
                 uint8_t byte = low[half * 64 + (part & 1) * 32 + l];
                 int nibble = part < 2 ? byte & 15 : byte >> 4;
                 int two = (high[half * 32 + l] >> (part * 2)) & 3;
-                uint8_t* at = out + 32 + (k / 16) * (16 + 128 + 64);
-                set_nibble(at + 16 + (k % 16) * 8, column, nibble);
-                at[16 + 128 + (k % 16) * 4 + (column & 3)] |= uint8_t(two << ((column >> 2) * 2));
+                uint8_t* at = out + 32 + 256 + k / 16 * (128 + 64);
+                set_nibble(at, k % 16, column, nibble);
+                at[128 + column * 4 + k % 4] |= uint8_t(two << (k % 16 / 4 * 2));
             }
-            for (int g = 0; g < 16; g++) out[32 + g * (16 + 128 + 64) + column] = scale[g];
+            for (int g = 0; g < 16; g++) out[32 + g * 16 + column] = scale[g];
         }
     }
 }
 
-typedef int32_t v8i __attribute__((vector_size(32)));
-typedef float v8f __attribute__((vector_size(32)));
-typedef uint8_t v8b __attribute__((vector_size(8)));
-typedef int8_t v8s __attribute__((vector_size(8)));
-typedef int8_t v4s __attribute__((vector_size(4)));
-typedef uint8_t v4b __attribute__((vector_size(4)));
-
-// Eight bytes to floats. GCC takes the portable form apart, byte by byte.
-static inline v8f unsigned_floats(const uint8_t* at) {
-#if defined(__AVX2__)
-    return (v8f)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at)));
+// Bytes to floats. GCC takes the portable form apart, byte by byte.
+static inline vf floats(const uint8_t* at) {
+#if defined(__AVX2__) && RK_WIDTH == 8
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at)));
 #else
-    return __builtin_convertvector(__builtin_convertvector(load<v8b>(at), v8i), v8f);
+    return __builtin_convertvector(__builtin_convertvector(load<vub>(at), vi), vf);
 #endif
 }
-static inline v8f signed_floats(const uint8_t* at) {
-#if defined(__AVX2__)
-    return (v8f)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)));
+static inline vf floats(const int8_t* at) {
+#if defined(__AVX2__) && RK_WIDTH == 8
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)));
 #else
-    return __builtin_convertvector(__builtin_convertvector(load<v8s>(at), v8i), v8f);
+    return __builtin_convertvector(__builtin_convertvector(load<vb>(at), vi), vf);
 #endif
 }
-static inline v8i bytes_to_ints(const uint8_t* at) {
-#if defined(__AVX2__)
-    return (v8i)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at));
-#else
-    return __builtin_convertvector(load<v8b>(at), v8i);
-#endif
-}
-static inline v8f int_floats(v8i v) {
-#if defined(__AVX2__)
-    return (v8f)_mm256_cvtepi32_ps((__m256i)v);
-#else
-    return __builtin_convertvector(v, v8f);
-#endif
+static inline void half_floats(const uint8_t* at, vf out[NV]) {
+    for (int v = 0; v < NV; v++) out[v] = widen_f16((const uint16_t*)at + v * VW);
 }
 
-// Quantized values of 16 columns as floats, in two halves of eight.
-static inline void nibbles(const uint8_t* row, v8f& a, v8f& b) {
-    v8i bytes = bytes_to_ints(row);
-    a = int_floats(bytes & 15);
-    b = int_floats(bytes >> 4);
-}
-static inline void halves(const uint8_t* at, v8f out[2]) {
-    float value[16];
-    for (int i = 0; i < NV; i++) store(value + i * VW, widen_f16((const uint16_t*)at + i * VW));
-    memcpy(out, value, 64);
+// Four entries of each column from nibbles at `in`, the q-th four.
+static inline vu nibbles(const uint8_t* in, int q, int v) {
+    return load<vu>(in + q / 2 * 64 + v * VW * 4) >> (q & 1 ? 4 : 0) & 0x0f0f0f0f;
 }
 
-// A format as the kernels read it: `depth` entries of k in a block, in groups of `group` that share scales. `scales`
-// gives a group's factors s (and offsets t), `row` the 16 values of one k: what is stored, times s, plus t.
+// A format as the kernels read it: `depth` entries of k in a block, in groups of `group` that share scales. `scales` gives
+// a group's factors s and offsets t; `four` the q-th four entries of register v's columns, as bytes of its words. A value
+// is (byte - zero) * s + t. `sums` products of two bytes each, and of a row's, fit 16 bits.
 struct Q8Format {
-    static constexpr int depth = 32, group = 32;
-    static inline void scales(const uint8_t* in, int, v8f s[2], v8f[2]) { halves(in, s); }
-    static inline void row(const uint8_t* in, int, int k, const v8f s[2], const v8f[2], v8f& a, v8f& b) {
-        a = signed_floats(in + 32 + k * 16) * s[0];
-        b = signed_floats(in + 32 + k * 16 + 8) * s[1];
-    }
+    static constexpr int depth = 32, group = 32, zero = 0, sums = 1;
+    static constexpr bool is_signed = true, has_offset = false;
+    static inline void scales(const uint8_t* in, int, vf s[NV], vf[NV]) { half_floats(in, s); }
+    static inline vu four(const uint8_t* in, int, int q, int v) { return load<vu>(in + 32 + q * 64 + v * VW * 4); }
 };
 struct Q40Format {
-    static constexpr int depth = 32, group = 32;
-    static inline void scales(const uint8_t* in, int, v8f s[2], v8f t[2]) {
-        halves(in, s);
-        for (int h = 0; h < 2; h++) t[h] = s[h] * -8.0f;
-    }
-    static inline void row(const uint8_t* in, int, int k, const v8f s[2], const v8f t[2], v8f& a, v8f& b) {
-        nibbles(in + 32 + k * 8, a, b);
-        a = a * s[0] + t[0];
-        b = b * s[1] + t[1];
-    }
+    static constexpr int depth = 32, group = 32, zero = 8, sums = 8;
+    static constexpr bool is_signed = false, has_offset = false;
+    static inline void scales(const uint8_t* in, int, vf s[NV], vf[NV]) { half_floats(in, s); }
+    static inline vu four(const uint8_t* in, int, int q, int v) { return nibbles(in + 32, q, v); }
 };
 struct Q41Format {
-    static constexpr int depth = 32, group = 32;
-    static inline void scales(const uint8_t* in, int, v8f s[2], v8f t[2]) {
-        halves(in, s);
-        halves(in + 32, t);
+    static constexpr int depth = 32, group = 32, zero = 0, sums = 8;
+    static constexpr bool is_signed = false, has_offset = true;
+    static inline void scales(const uint8_t* in, int, vf s[NV], vf t[NV]) {
+        half_floats(in, s);
+        half_floats(in + 32, t);
     }
-    static inline void row(const uint8_t* in, int, int k, const v8f s[2], const v8f t[2], v8f& a, v8f& b) {
-        nibbles(in + 64 + k * 8, a, b);
-        a = a * s[0] + t[0];
-        b = b * s[1] + t[1];
-    }
+    static inline vu four(const uint8_t* in, int, int q, int v) { return nibbles(in + 64, q, v); }
 };
 struct Q4KFormat {
-    static constexpr int depth = 256, group = 32;
+    static constexpr int depth = 256, group = 32, zero = 0, sums = 8;
+    static constexpr bool is_signed = false, has_offset = true;
     static inline const uint8_t* at(const uint8_t* in, int g) { return in + 64 + g * (32 + 256); }
-    static inline void scales(const uint8_t* in, int g, v8f s[2], v8f t[2]) {
-        v8f d[2], least[2];
-        halves(in, d);
-        halves(in + 32, least);
-        for (int h = 0; h < 2; h++) {
-            s[h] = d[h] * unsigned_floats(at(in, g) + h * 8);
-            t[h] = -(least[h] * unsigned_floats(at(in, g) + 16 + h * 8));
+    static inline void scales(const uint8_t* in, int g, vf s[NV], vf t[NV]) {
+        half_floats(in, s);
+        half_floats(in + 32, t);
+        for (int v = 0; v < NV; v++) {
+            s[v] *= floats(at(in, g) + v * VW);
+            t[v] *= -floats(at(in, g) + 16 + v * VW);
         }
     }
-    static inline void row(const uint8_t* in, int g, int k, const v8f s[2], const v8f t[2], v8f& a, v8f& b) {
-        nibbles(at(in, g) + 32 + k * 8, a, b);
-        a = a * s[0] + t[0];
-        b = b * s[1] + t[1];
-    }
+    static inline vu four(const uint8_t* in, int g, int q, int v) { return nibbles(at(in, g) + 32, q, v); }
 };
 struct Q6KFormat {
-    static constexpr int depth = 256, group = 16;
-    static inline const uint8_t* at(const uint8_t* in, int g) { return in + 32 + g * (16 + 128 + 64); }
-    static inline void scales(const uint8_t* in, int g, v8f s[2], v8f[2]) {
-        halves(in, s);
-        for (int h = 0; h < 2; h++) s[h] *= signed_floats(at(in, g) + h * 8);
+    static constexpr int depth = 256, group = 16, zero = 32, sums = 2;
+    static constexpr bool is_signed = false, has_offset = false;
+    static inline void scales(const uint8_t* in, int g, vf s[NV], vf[NV]) {
+        half_floats(in, s);
+        for (int v = 0; v < NV; v++) s[v] *= floats((const int8_t*)in + 32 + g * 16 + v * VW);
     }
-    static inline void row(const uint8_t* in, int g, int k, const v8f s[2], const v8f[2], v8f& a, v8f& b) {
-        v8i low = bytes_to_ints(at(in, g) + 16 + k * 8);
-        // Byte c & 3 of the word holds column c's two bits, from bit c / 4 * 2 on.
-        v8i word = v8i{} + load<int32_t>(at(in, g) + 16 + 128 + k * 4);
-        v8i two = word >> v8i{0, 8, 16, 24, 2, 10, 18, 26};
-        a = int_floats(((low & 15) | (two & 3) << 4) - 32) * s[0];
-        b = int_floats((low >> 4 | (two & 48)) - 32) * s[1];
+    static inline vu four(const uint8_t* in, int g, int q, int v) {
+        const uint8_t* at = in + 32 + 256 + g * (128 + 64);
+        vu high = load<vu>(at + 128 + v * VW * 4);
+        return nibbles(at, q, v) | ((q == 3 ? high >> 2 : high << (4 - 2 * q)) & 0x30303030);
     }
 };
 
@@ -205,40 +172,185 @@ template <class F> static inline void with_format(int kind, F&& fn) {
 // Widen the block at `in` to float rows of 16.
 template <class Q> static void widen_block(const uint8_t* in, float* out) {
     for (int g = 0; g < Q::depth / Q::group; g++) {
-        v8f s[2], t[2] = {};
+        vf s[NV], t[NV] = {};
         Q::scales(in, g, s, t);
-        for (int k = 0; k < Q::group; k++) {
-            v8f a, b;
-            Q::row(in, g, k, s, t, a, b);
-            float* to = out + (g * Q::group + k) * LANES;
-            store(to, a);
-            store(to + 8, b);
-        }
+#pragma GCC unroll 8
+        for (int q = 0; q < Q::group / 4; q++)
+            for (int v = 0; v < NV; v++) {
+                vu four = Q::four(in, g, q, v);
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) {
+                    vi value = Q::is_signed ? vi(four << (24 - 8 * i)) >> 24 : vi(four >> (8 * i) & 255) - Q::zero;
+                    store(out + (g * Q::group + q * 4 + i) * LANES + v * VW, __builtin_convertvector(value, vf) * s[v] + t[v]);
+                }
+            }
     }
     // GCC 12 takes this function for one without effects where the format is Q6_K, and leaves out its calls.
     asm volatile("" ::: "memory");
 }
 
-// As `tile` for few rows, without widening first: the same products and sums, so the same bits.
+// ---- integer products
+
+constexpr int ROUNDED = 32;  // entries that share a scale
+
+// Entries of a row, about scale * q. One that is not finite makes all of them NaN.
+struct RoundedBlock {
+    int8_t q[ROUNDED];  // from -127 to 127
+    int32_t sum[2];     // of each half of q
+    float scale, total; // total: scale times the sum of q
+};
+
+static inline void round_block(const float* x, RoundedBlock& out) {
+    int32_t top = 0;
+    for (int i = 0; i < ROUNDED; i++) top = std::max(top, bits<int32_t>(x[i]) & 0x7fffffff);  // ordered as the floats are
+    float most = bits<float>(top);
+    bool finite = top < 0x7f800000, zero = most < 0x1p-100f;  // so small that the reciprocal could overflow
+    float factor = finite && !zero ? 127.0f / most : 0.0f, scaled[ROUNDED];
+    for (int i = 0; i < ROUNDED; i++) scaled[i] = x[i] * factor;
+    asm("" : "+m"(scaled));  // no fused multiply-add with what follows: it would round otherwise
+    const float magic = 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the rounded integer
+    int32_t sum[2] = {};
+    for (int h = 0; h < 2; h++)
+        for (int i = h * ROUNDED / 2; i < (h + 1) * ROUNDED / 2; i++) {
+            int32_t q = bits<int32_t>(scaled[i] + magic) - bits<int32_t>(magic);
+            out.q[i] = int8_t(q);
+            sum[h] += int8_t(q);
+        }
+    out.sum[0] = sum[0];
+    out.sum[1] = sum[1];
+    out.scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : most / 127.0f;
+    out.total = out.scale * float(sum[0] + sum[1]);
+}
+
+// Sums of products of bytes, unsigned ones of weights and signed ones of rows, four to a word.
+#if defined(RK_VNNI)
+typedef vi Dots;
+static inline Dots add_dots(Dots sum, vu w, vu x) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+#else
+    for (int i = 0; i < 4; i++) sum += vi(w >> (8 * i) & 255) * (vi(x << (24 - 8 * i)) >> 24);
+    return sum;
+#endif
+}
+static inline vi whole(Dots sum) { return sum; }
+#else
+typedef int16_t Dots __attribute__((vector_size(VW * 4)));  // of two bytes each
+static inline Dots add_dots(Dots sum, vu w, vu x) {
+#if defined(__AVX512BW__) && RK_WIDTH == 16
+    return sum + (Dots)_mm512_maddubs_epi16((__m512i)w, (__m512i)x);
+#elif defined(__AVX2__) && RK_WIDTH == 8
+    return sum + (Dots)_mm256_maddubs_epi16((__m256i)w, (__m256i)x);
+#else
+    return sum + Dots(w & 0x00ff00ff) * (Dots(x << 8) >> 8) + Dots(w >> 8 & 0x00ff00ff) * (Dots(x) >> 8);
+#endif
+}
+static inline vi whole(Dots sum) {
+#if defined(__AVX512BW__) && RK_WIDTH == 16
+    return (vi)_mm512_madd_epi16((__m512i)sum, _mm512_set1_epi16(1));
+#elif defined(__AVX2__) && RK_WIDTH == 8
+    return (vi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
+#else
+    return (vi(sum) << 16 >> 16) + (vi(sum) >> 16);
+#endif
+}
+#endif
+
+// The same for signed bytes w, of which -128 is one: |w| is unsigned, and x takes the sign of w. Where sums are of 32 bits
+// w + 128 is unsigned too, and 128 times the sum of x is taken off in the end.
+typedef int8_t vbytes __attribute__((vector_size(VW * 4)));
+#if defined(RK_VNNI)
+constexpr int SIGNED_ZERO = 128;
+static inline vu unsigned_bytes(vu w) { return w ^ 0x80808080; }
+static inline vu with_sign(vu x, vu) { return x; }
+#else
+constexpr int SIGNED_ZERO = 0;
+static inline vu unsigned_bytes(vu w) {
+    vbytes negative = (vbytes)w < 0;
+    return vu(((vbytes)w ^ negative) - negative);
+}
+static inline vu with_sign(vu x, vu w) {
+#if defined(__AVX2__) && RK_WIDTH == 8
+    return (vu)_mm256_sign_epi8((__m256i)x, (__m256i)w);
+#else
+    vbytes negative = (vbytes)w < 0;
+    return vu(((vbytes)x ^ negative) - negative);
+#endif
+}
+#endif
+
+// acc[m][16] (+)= rows x[m], `ldx` blocks apart, times the panel whose blocks begin at `block`. `scales` holds s and t of
+// each group.
 template <class Q, int M>
-static void quantized_tile(const float* x, long ldx, const uint8_t* block, long bytes, float* acc, long lda, long depth, bool fresh) {
-    v8f sum[M][2];
+static void integer_tile(const RoundedBlock* x, long ldx, const uint8_t* block, long bytes, const float* scales, float* acc, long lda,
+                         long depth, bool fresh) {
+#if defined(RK_VNNI)
+    constexpr int fours = Q::group / 4;
+#else
+    constexpr int fours = Q::sums;
+#endif
+    constexpr int zero = Q::is_signed ? SIGNED_ZERO : Q::zero;
+    vf sum[M][NV];
     for (int m = 0; m < M; m++)
-        for (int h = 0; h < 2; h++) sum[m][h] = fresh ? v8f{} : load<v8f>(acc + m * lda + h * 8);
+        for (int v = 0; v < NV; v++) sum[m][v] = fresh ? vf{} : load<vf>(acc + m * lda + v * VW);
     for (long k0 = 0; k0 < depth; k0 += Q::depth, block += bytes)
-        for (int g = 0; g < Q::depth / Q::group; g++) {
-            v8f s[2], t[2] = {};
-            Q::scales(block, g, s, t);
-            const float* at = x + k0 + g * Q::group;
-            for (int k = 0; k < Q::group; k++) {
-                v8f a, b;
-                Q::row(block, g, k, s, t, a, b);
-                for (int m = 0; m < M; m++) {
-                    sum[m][0] += at[m * ldx + k] * a;
-                    sum[m][1] += at[m * ldx + k] * b;
+        for (int g = 0; g < Q::depth / Q::group; g++, scales += 2 * LANES) {
+            const RoundedBlock* at = x + (k0 + g * Q::group) / ROUNDED;
+            int half = Q::group == ROUNDED ? 0 : g & 1;
+            vi total[M][NV] = {};
+#pragma GCC unroll 8
+            for (int q0 = 0; q0 < Q::group / 4; q0 += fours) {
+                Dots dots[M][NV] = {};
+#pragma GCC unroll 8
+                for (int q = q0; q < q0 + fours; q++)
+                    for (int v = 0; v < NV; v++) {
+                        vu four = Q::four(block, g, q, v), w = Q::is_signed ? unsigned_bytes(four) : four;
+                        for (int m = 0; m < M; m++) {
+                            vu row = load<uint32_t>(at[m * ldx].q + half * Q::group + q * 4) - vu{};
+                            dots[m][v] = add_dots(dots[m][v], w, Q::is_signed ? with_sign(row, four) : row);
+                        }
+                    }
+                for (int m = 0; m < M; m++)
+                    for (int v = 0; v < NV; v++) total[m][v] += whole(dots[m][v]);
+            }
+            for (int m = 0; m < M; m++) {
+                const RoundedBlock& row = at[m * ldx];
+                int32_t sum_x = Q::group == ROUNDED ? row.sum[0] + row.sum[1] : row.sum[half];
+                for (int v = 0; v < NV; v++) {
+                    vi dot = zero ? total[m][v] - sum_x * zero : total[m][v];
+                    sum[m][v] += __builtin_convertvector(dot, vf) * row.scale * load<vf>(scales + v * VW);
+                    if (Q::has_offset) sum[m][v] += row.total * load<vf>(scales + LANES + v * VW);
                 }
             }
         }
     for (int m = 0; m < M; m++)
-        for (int h = 0; h < 2; h++) store(acc + m * lda + h * 8, sum[m][h]);
+        for (int v = 0; v < NV; v++) store(acc + m * lda + v * VW, sum[m][v]);
+}
+
+// Rows whose accumulators fit the registers.
+constexpr int INTEGER_ROWS = VW == 16 ? 8 : VW == 8 ? 4 : 2;
+
+// As `integer_tile`, any number of rows. `room` takes 2 * 16 floats for each group.
+template <class Q>
+static void integer_rows(const RoundedBlock* x, long ldx, long rows, const uint8_t* block, long bytes, float* acc, long lda, long depth,
+                         bool fresh, float* room) {
+    float* to = room;
+    for (long b = 0; b < depth / Q::depth; b++)
+        for (int g = 0; g < Q::depth / Q::group; g++, to += 2 * LANES) {
+            vf s[NV], t[NV] = {};
+            Q::scales(block + b * bytes, g, s, t);
+            for (int v = 0; v < NV; v++) {
+                store(to + v * VW, s[v]);
+                if (Q::has_offset) store(to + LANES + v * VW, t[v]);
+            }
+        }
+    long m = 0;
+    auto tiles = [&]<int M>() {
+        for (; m + M <= rows; m += M)
+            integer_tile<Q, M>(x + m * ldx, ldx, block, bytes, room, acc + m * lda, lda, depth, fresh);
+    };
+    if constexpr (INTEGER_ROWS >= 8) tiles.template operator()<8>();
+    if constexpr (INTEGER_ROWS >= 4) tiles.template operator()<4>();
+    tiles.template operator()<2>();
+    tiles.template operator()<1>();
 }
