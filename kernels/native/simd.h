@@ -50,6 +50,12 @@ template <class To, class From> static inline To bits(From v) {
     memcpy(&out, &v, sizeof out);
     return out;
 }
+// Have a value in a register here. GCC adds integers in an order of its own, which may take more registers than there are.
+template <class V> static inline void settle(V& v) {
+#if defined(__AVX512F__) || (defined(__AVX2__) && RK_WIDTH == 8) || (defined(__SSE2__) && RK_WIDTH == 4)
+    asm("" : "+v"(v));
+#endif
+}
 static inline vf splat(float x) { return x - vf{}; }
 
 static inline float from_bf16(uint16_t h) { return bits<float>(uint32_t(h) << 16); }
