@@ -1,11 +1,13 @@
 """A decoder on a CPU as a program for the compiled kernels: one call a step instead of dozens a layer.
 
-Activations are float32 throughout; weights and cache keep their dtype. Tokens come out the same bits whatever else is
+Activations are float32 between products; weights and cache keep their dtype. With a dtype of 16 bits, where activations
+could not hold more anyway, products with quantized weights round them to bytes, 32 entries to a scale. Tokens come out the same bits whatever else is
 in the step, because every sum in the kernels has a fixed order.
 """
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -37,12 +39,11 @@ class CompiledDecoder:
         self._machine = Machine(threads)
         self.sampling = self._machine.sampling()
         self._embedding_scale = float(decoder.embedding_scale)
-        self._embed = _Product(self._machine, decoder.embed).pieces[0][1]
-        self._head = (
-            self._embed if decoder.head is decoder.embed else _Product(self._machine, decoder.head).pieces[0][1]
-        )
+        packer = _Packer(self._machine, integer=decoder.place.dtype != torch.float32)
+        self._embed = _Product(packer, decoder.embed).pieces[0][1]
+        self._head = self._embed if decoder.head is decoder.embed else _Product(packer, decoder.head).pieces[0][1]
         self._norm_weight = _norm_weight(decoder.norm)
-        self._layers = [_Layer(layer, decoder.spec.activation, self._machine) for layer in decoder.layers]
+        self._layers = [_Layer(layer, decoder.spec.activation, packer) for layer in decoder.layers]
         self._program: Program | None = None
         self._caches: object = None
 
@@ -149,20 +150,33 @@ class CompiledDecoder:
         layer.out.emit(program, ATTENDED, BRANCH)
 
 
+@dataclass(frozen=True, slots=True)
+class _Packer:
+    """Packs matrices; quantized ones for products in integers if `integer`."""
+
+    machine: Machine
+    integer: bool
+
+    def __call__(self, rows: Tensor | Quantized) -> Packed:
+        if not isinstance(rows, Quantized):
+            return self.machine.pack(rows)
+        kind = Kind[rows.kind]
+        entries, size = BLOCK[kind]
+        depth = rows.rows.shape[1] // size * entries
+        return self.machine.pack(rows.rows, kind, depth, integer=self.integer)
+
+
 class _Product:
     """The packed matrix of one layer, or one for each run of parts that are stored alike."""
 
-    def __init__(self, machine: Machine, layer: ColumnLinear | RowLinear | VocabTable) -> None:
+    def __init__(self, packer: _Packer, layer: ColumnLinear | RowLinear | VocabTable) -> None:
         """Packs the layer's weight and lets go of the unpacked one."""
         self.pieces: list[tuple[int, Packed]] = []
         """(first output column, matrix)."""
         bias: Tensor | None = getattr(layer, "bias", None)
         self._bias = bias
         for offset, rows in _runs(layer):
-            if isinstance(rows, Quantized):
-                self.pieces.append((offset, machine.pack(rows.rows, Kind[rows.kind], _depth(rows))))
-            else:
-                self.pieces.append((offset, machine.pack(rows)))
+            self.pieces.append((offset, packer(rows)))
         _let_go(layer)
 
     def emit(self, program: Program, src: int, dst: int) -> None:
@@ -194,27 +208,22 @@ def _runs(layer: ColumnLinear | RowLinear | VocabTable) -> Iterator[tuple[int, T
         offset += size
 
 
-def _depth(rows: Quantized) -> int:
-    entries, size = BLOCK[Kind[rows.kind]]
-    return rows.rows.shape[1] // size * entries
-
-
 def _let_go(layer: ColumnLinear | RowLinear | VocabTable) -> None:
     layer.weight.data = layer.weight.data.new_empty(0)
     layer.quantized = {}
 
 
-def _pack_gated(machine: Machine, layer: ColumnLinear) -> Packed:
+def _pack_gated(packer: _Packer, layer: ColumnLinear) -> Packed:
     """Gate and up of a layer, taking turns."""
     half = layer.sizes[0]
     gate, up = layer.quantized.get("gate"), layer.quantized.get("up")
     if gate is not None and up is not None and gate.kind == up.kind:
-        packed = machine.pack(pair(gate.rows, up.rows), Kind[gate.kind], _depth(gate))
+        packed = packer(Quantized(gate.kind, pair(gate.rows, up.rows)))
     else:
         for start, part in ((0, gate), (half, up)):
             if part is not None:
                 layer.weight.data[start : start + half] = dequantize(part.rows, part.kind)
-        packed = machine.pack(pair(layer.weight.data[:half], layer.weight.data[half:]))
+        packed = packer(pair(layer.weight.data[:half], layer.weight.data[half:]))
     _let_go(layer)
     return packed
 
@@ -222,15 +231,15 @@ def _pack_gated(machine: Machine, layer: ColumnLinear) -> Packed:
 class _Layer:
     """Packed weights of one layer."""
 
-    def __init__(self, layer: DecoderLayer, activation: Activation, machine: Machine) -> None:
+    def __init__(self, layer: DecoderLayer, activation: Activation, packer: _Packer) -> None:
         attention, mlp = layer.attention, layer.mlp
         self.input_norm = _norm_weight(layer.input_norm)
         self.post_attention_norm = _norm_weight(layer.post_attention_norm)
         self.mlp_norm = _norm_weight(layer.mlp_norm)
         self.post_mlp_norm = _norm_weight(layer.post_mlp_norm)
         self.q_norm, self.k_norm = _norm_weight(attention.q_norm), _norm_weight(attention.k_norm)
-        self.qkv, self.out = _Product(machine, attention.qkv), _Product(machine, attention.out)
-        self.gate_up, self.down = _pack_gated(machine, mlp.gate_up), _Product(machine, mlp.down)
+        self.qkv, self.out = _Product(packer, attention.qkv), _Product(packer, attention.out)
+        self.gate_up, self.down = _pack_gated(packer, mlp.gate_up), _Product(packer, mlp.down)
         half, bias = mlp.gate_up.sizes[0], mlp.gate_up.bias
         self.gate_up_bias = None if bias is None else pair(bias[:half, None], bias[half:, None])[:, 0]
         self.epilogue = Epilogue.SILU_MUL if activation == "silu" else Epilogue.GELU_MUL
