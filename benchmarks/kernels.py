@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels --threads 2 --json kernels.json
 
-For each storage of weights, number of rows, and products in floats or integers: milliseconds, GFLOP/s and GB/s of
+For each storage of weights (int8: multiplied in integers) and number of rows: milliseconds, GFLOP/s and GB/s of
 weights read. The limits beside them are measured in the same run: a plain read of memory, and multiply-adds of floats
 on registers alone. The last line is one JSON object, which `--json` also writes to a file.
 """
@@ -81,19 +81,19 @@ def main(argv: list[str]) -> int:
     machine = Machine(args.threads)
     bandwidth, peak = read_bandwidth(args.threads), fma_peak(args.threads)
     title = f"memory reads run at {bandwidth:.1f} GB/s, multiply-adds at {peak:.0f} GFLOP/s"
-    table = Table("storage", "products", "rows", "ms", "GFLOP/s", "GB/s", title=title)
+    table = Table("storage", "rows", "ms", "GFLOP/s", "GB/s", title=title)
     figures = []
     for kind, integer in [(kind, False) for kind in Kind] + [(kind, True) for kind in BLOCK]:
         packed = weights(machine, kind, integer, args.columns, args.depth)
-        products = "int8" if integer else "float32"
+        name = f"{kind.name}, int8" if integer else kind.name
         for rows in ROWS:
             x = torch.randn(rows, args.depth)
             seconds = best_seconds(lambda packed=packed, x=x: machine.linear(x, packed))
             flops = 2 * rows * args.columns * args.depth / seconds / 1e9
             read = packed.data.numel() / seconds / 1e9
             measured = {"ms": seconds * 1e3, "gflop_s": flops, "gb_s": read}
-            figures.append({"kind": kind.name, "products": products, "rows": rows, **measured})
-            table.add_row(kind.name, products, str(rows), f"{seconds * 1e3:.2f}", f"{flops:.0f}", f"{read:.1f}")
+            figures.append({"kind": name, "rows": rows, **measured})
+            table.add_row(name, str(rows), f"{seconds * 1e3:.2f}", f"{flops:.0f}", f"{read:.1f}")
     Console(stderr=True).print(table)
     limits = {"read_gb_s": bandwidth, "fma_gflop_s": peak}
     text = json.dumps({"threads": args.threads, "machine": machine_name(), **limits, "products": figures})

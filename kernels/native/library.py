@@ -209,9 +209,7 @@ class Machine:
         """Whether rows are rounded to bfloat16 before they are multiplied with weights of this kind."""
         return bool(self._lib.rk_rounds_rows(kind))
 
-    def pack(
-        self, rows: Tensor, kind: Kind | None = None, k: int | None = None, *, integer: bool = False
-    ) -> Packed:
+    def pack(self, rows: Tensor, kind: Kind | None = None, k: int | None = None, *, integer: bool = False) -> Packed:
         """Pack a matrix (n, k), or a quantized one given as uint8 rows of blocks with its `kind` and depth `k`.
 
         A quantized one may be multiplied in integers (see `Packed`), which is faster and rounds the rows as ggml does.

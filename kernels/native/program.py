@@ -70,8 +70,8 @@ class Program:
         assert weight.k <= self._widths[src]
         second = None if bias is None else self._floats(bias)
         self._add(
-            Op.LINEAR, src=src, dst=dst, kind=weight.kind, integer=weight.integer, epilogue=epilogue, n=weight.n, k=weight.k,
-            offset=offset, weight=self._packed(weight), second=second,
+            Op.LINEAR, src=src, dst=dst, kind=weight.kind, integer=weight.integer, epilogue=epilogue, n=weight.n,
+            k=weight.k, offset=offset, weight=self._packed(weight), second=second,
         )  # fmt: skip
 
     def head_norm(self, buffer: int, offset: int, heads: int, weight: Tensor, eps: float) -> None:

@@ -94,6 +94,21 @@ def test_quantized_weights_are_used_as_they_are(tiny: Tiny, load: Load, tmp_path
     assert (got - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_products_in_integers_are_near_and_the_same_bits(tiny: Tiny, load: Load, tmp_path: Path, kind: str) -> None:
+    """With a dtype of 16 bits; however the request is cut."""
+    folder = make_tiny("llama", tmp_path / "model", hidden_size=96, intermediate_size=64, head_dim=32)
+    file = write_gguf(folder, tmp_path / "model.gguf", "llama", kind)
+    tokens = random_tokens(40)
+    exact = all_logits(load(file), tokens)
+    got, cut = (
+        all_logits(CompiledDecoder(load(file, torch.bfloat16, keeps=KEPT_KINDS), threads, 64), tokens, chunk)
+        for threads, chunk in ((2, 40), (1, 3))
+    )
+    assert torch.equal(got, cut)
+    assert torch.nn.functional.cosine_similarity(got, exact, dim=-1).min() > 0.95  # random weights: errors grow
+
+
 def test_parts_of_several_kinds(load: Load, tmp_path: Path) -> None:
     """Queries and keys in one format, values in another, gate and up different: as files of mixed formats have it."""
     folder = make_tiny("llama_biases", tmp_path / "model", hidden_size=96, intermediate_size=64, head_dim=32)

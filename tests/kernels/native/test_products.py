@@ -87,7 +87,7 @@ def test_outputs_are_written_and_nothing_else(machine: Machine, variant: str) ->
     x = torch.randn(11, 20)
     room = torch.full((11, 60), float("nan"))
     library_of(variant).rk_linear(
-        machine.handle, packed.kind, packed.address, 0, 0, 37, 20, x.data_ptr(), 20, 11, room.data_ptr(), 60
+        machine.handle, packed.kind, False, packed.address, 0, 0, 37, 20, x.data_ptr(), 20, 11, room.data_ptr(), 60
     )
     assert not room[:, :37].isnan().any()
     assert room[:, 37:].isnan().all()
