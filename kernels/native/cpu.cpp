@@ -115,6 +115,10 @@ void quantized(const Weight& w, long panel, const Rows& in, long rows, float* ac
         integer_rows<Q>(in.rounded + k0 / ROUNDED, in.ldr, rows, block, bytes, acc, lda, depth, k0 == 0, s.slab);
         return;
     }
+    if (rows == 1) {
+        float_row<Q>(in.x + k0, block, bytes, acc, depth, k0 == 0);
+        return;
+    }
     for (long k = 0; k < depth; k += Q::depth, block += bytes) widen_block<Q>(block, s.slab + k * LANES);
     rows_by_panels<F32Row, false>(in.x + k0, in.ldx, rows, s.slab, 0, 1, acc, lda, depth, k0 == 0);
 }

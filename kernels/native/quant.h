@@ -169,6 +169,12 @@ template <class F> static inline void with_format(int kind, F&& fn) {
     }
 }
 
+// Entry i of each four as a float.
+template <class Q> static inline vf widen(vu four, int i, vf s, vf t) {
+    vi value = Q::is_signed ? vi(four << (24 - 8 * i)) >> 24 : vi(four >> (8 * i) & 255) - Q::zero;
+    return __builtin_convertvector(value, vf) * s + t;
+}
+
 // Widen the block at `in` to float rows of 16.
 template <class Q> static void widen_block(const uint8_t* in, float* out) {
     for (int g = 0; g < Q::depth / Q::group; g++) {
@@ -179,14 +185,31 @@ template <class Q> static void widen_block(const uint8_t* in, float* out) {
             for (int v = 0; v < NV; v++) {
                 vu four = Q::four(in, g, q, v);
 #pragma GCC unroll 4
-                for (int i = 0; i < 4; i++) {
-                    vi value = Q::is_signed ? vi(four << (24 - 8 * i)) >> 24 : vi(four >> (8 * i) & 255) - Q::zero;
-                    store(out + (g * Q::group + q * 4 + i) * LANES + v * VW, __builtin_convertvector(value, vf) * s[v] + t[v]);
-                }
+                for (int i = 0; i < 4; i++) store(out + (g * Q::group + q * 4 + i) * LANES + v * VW, widen<Q>(four, i, s[v], t[v]));
             }
     }
     // GCC 12 takes this function for one without effects where the format is Q6_K, and leaves out its calls.
     asm volatile("" ::: "memory");
+}
+
+// As `tile` for one row, without widening first: the same products and sums, so the same bits.
+template <class Q>
+static __attribute__((noinline)) void float_row(const float* x, const uint8_t* block, long bytes, float* acc, long depth, bool fresh) {
+    vf sum[NV];
+    for (int v = 0; v < NV; v++) sum[v] = fresh ? vf{} : load<vf>(acc + v * VW);
+    for (long k0 = 0; k0 < depth; k0 += Q::depth, block += bytes)
+        for (int g = 0; g < Q::depth / Q::group; g++, x += Q::group) {
+            vf s[NV], t[NV] = {};
+            Q::scales(block, g, s, t);
+#pragma GCC unroll 8
+            for (int q = 0; q < Q::group / 4; q++)
+                for (int v = 0; v < NV; v++) {
+                    vu four = Q::four(block, g, q, v);
+#pragma GCC unroll 4
+                    for (int i = 0; i < 4; i++) sum[v] += x[q * 4 + i] * widen<Q>(four, i, s[v], t[v]);
+                }
+        }
+    for (int v = 0; v < NV; v++) store(acc + v * VW, sum[v]);
 }
 
 // ---- integer products
