@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels --threads 2 --json kernels.json
 
-For each storage of weights (int8: multiplied in integers) and number of rows: milliseconds, GFLOP/s and GB/s of
+For each storage of weights (integers: of rows rounded to two bytes) and number of rows: milliseconds, GFLOP/s and GB/s of
 weights read. The limits beside them are measured in the same run: a plain read of memory, and multiply-adds of floats
 on registers alone. The last line is one JSON object, which `--json` also writes to a file.
 """
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     figures = []
     for kind, integer in [(kind, False) for kind in Kind] + [(kind, True) for kind in BLOCK]:
         packed = weights(machine, kind, integer, args.columns, args.depth)
-        name = f"{kind.name}, int8" if integer else kind.name
+        name = f"{kind.name}, integers" if integer else kind.name
         for rows in ROWS:
             x = torch.randn(rows, args.depth)
             seconds = best_seconds(lambda packed=packed, x=x: machine.linear(x, packed))

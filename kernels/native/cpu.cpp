@@ -35,7 +35,7 @@ struct Weight {
     int kind;
     long n, k;           // columns of the product; depth
     const uint8_t* data; // panels
-    bool integer;        // rows are rounded to bytes (quantized kinds only)
+    bool integer;        // rows are rounded to two bytes (quantized kinds only)
     long blocks() const { return (k + FORMATS[kind].depth - 1) / FORMATS[kind].depth; }
     long row_bytes() const { return k * FORMATS[kind].stored / FORMATS[kind].depth; }  // before packing
     long panel_bytes() const { return blocks() * FORMATS[kind].packed; }
@@ -43,8 +43,8 @@ struct Weight {
     const uint8_t* panel(long p) const { return data + p * panel_bytes(); }
 };
 
-inline vf silu(vf x) { return x / (1.0f + exp_v(-x)); }
 inline vf clamp_low(vf x, float low) { return x > splat(low) ? x : splat(low); }
+inline vf silu(vf x) { return x / (1.0f + exp_v(-clamp_low(x, -87.0f))); }
 inline vf tanh_v(vf x) {
     vf y = x < splat(15.0f) ? x : splat(15.0f);
     vf e = exp_v(clamp_low(y, -15.0f) * 2.0f);

@@ -171,7 +171,7 @@ class Packed:
     data: Tensor
     """uint8."""
     integer: bool = False
-    """Whether products are of integers: rows are then rounded to bytes, 32 entries to a scale."""
+    """Whether products are of integers: rows are then rounded to two bytes, 32 entries to a scale."""
 
     @property
     def address(self) -> int:
@@ -212,7 +212,7 @@ class Machine:
     def pack(self, rows: Tensor, kind: Kind | None = None, k: int | None = None, *, integer: bool = False) -> Packed:
         """Pack a matrix (n, k), or a quantized one given as uint8 rows of blocks with its `kind` and depth `k`.
 
-        A quantized one may be multiplied in integers (see `Packed`), which is faster and rounds the rows as ggml does.
+        A quantized one may be multiplied in integers (see `Packed`), which is faster and rounds the rows.
         """
         rows = rows.contiguous()
         if kind is None:

@@ -11,8 +11,8 @@
 // byte [c][i] belong to entry 4j + i.
 //
 // They are multiplied in one of two ways. Widened to floats, a slab at a time, they multiply rows of floats. Or the rows
-// are rounded to bytes, 32 entries to a scale, as ggml does with its Q8_0 and Q8_1: within a group of entries that share
-// their scales the sums are of integers and exact, and what groups give is added as floats in the order of k.
+// are rounded to two bytes, 32 entries to a scale: within a group of entries that share their scales the sums are of
+// integers and exact, and what groups give is added as floats in the order of k.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -214,13 +214,17 @@ static __attribute__((noinline)) void float_row(const float* x, const uint8_t* b
 
 // ---- integer products
 
-constexpr int ROUNDED = 32;  // entries that share a scale
+constexpr int ROUNDED = 32;     // entries that share a scale
+constexpr int HIGH = 128;       // what the higher byte of an entry counts
+constexpr int MOST = 127 * HIGH;  // the largest entry
 
-// Entries of a row, about scale * q. One that is not finite makes all of them NaN.
+// Entries of a row, about scale * q, where q is HIGH * high + low: one byte alone would change tokens. One that is not
+// finite makes all of them NaN.
 struct RoundedBlock {
-    int8_t q[ROUNDED];  // from -127 to 127
-    int32_t sum[2];     // of each half of q
-    float scale, total; // total: scale times the sum of q
+    int8_t high[ROUNDED];  // from -127 to 127
+    int8_t low[ROUNDED];   // from -64 to 64
+    int32_t sum[2];        // of each half of q
+    float scale, total;    // total: scale times the sum of q
 };
 
 static inline void round_block(const float* x, RoundedBlock& out) {
@@ -228,20 +232,23 @@ static inline void round_block(const float* x, RoundedBlock& out) {
     for (int i = 0; i < ROUNDED; i++) top = std::max(top, bits<int32_t>(x[i]) & 0x7fffffff);  // ordered as the floats are
     float most = bits<float>(top);
     bool finite = top < 0x7f800000, zero = most < 0x1p-100f;  // so small that the reciprocal could overflow
-    float factor = finite && !zero ? 127.0f / most : 0.0f, scaled[ROUNDED];
+    float factor = finite && !zero ? float(MOST) / most : 0.0f, scaled[ROUNDED];
     for (int i = 0; i < ROUNDED; i++) scaled[i] = x[i] * factor;
     asm("" : "+m"(scaled));  // no fused multiply-add with what follows: it would round otherwise
     const float magic = 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the rounded integer
     int32_t sum[2] = {};
     for (int h = 0; h < 2; h++)
         for (int i = h * ROUNDED / 2; i < (h + 1) * ROUNDED / 2; i++) {
-            int32_t q = bits<int32_t>(scaled[i] + magic) - bits<int32_t>(magic);
-            out.q[i] = int8_t(q);
-            sum[h] += int8_t(q);
+            // What is not finite gives anything here, and NaN by its scale.
+            int32_t q = finite ? bits<int32_t>(scaled[i] + magic) - bits<int32_t>(magic) : 0;
+            int32_t high = (q + HIGH / 2) >> 7;
+            out.high[i] = int8_t(high);
+            out.low[i] = int8_t(q - high * HIGH);
+            sum[h] += q;
         }
     out.sum[0] = sum[0];
     out.sum[1] = sum[1];
-    out.scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : most / 127.0f;
+    out.scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : most / float(MOST);
     out.total = out.scale * float(sum[0] + sum[1]);
 }
 
@@ -327,20 +334,24 @@ static __attribute__((noinline)) void integer_tile(const RoundedBlock* x, long l
             vi total[M][NV] = {};
 #pragma GCC unroll 8
             for (int q0 = 0; q0 < Q::group / 4; q0 += fours) {
-                Dots dots[M][NV] = {};
+                Dots high[M][NV] = {}, low[M][NV] = {};
 #pragma GCC unroll 8
                 for (int q = q0; q < q0 + fours; q++)
                     for (int v = 0; v < NV; v++) {
                         vu four = Q::four(block, g, q, v), w = Q::is_signed ? unsigned_bytes(four) : four;
+                        auto add = [&](Dots& dots, const int8_t* bytes) {
+                            vu row = load<uint32_t>(bytes + half * Q::group + q * 4) - vu{};
+                            dots = add_dots(dots, w, Q::is_signed ? with_sign(row, four) : row);
+                            settle(dots);
+                        };
                         for (int m = 0; m < M; m++) {
-                            vu row = load<uint32_t>(at[m * ldx].q + half * Q::group + q * 4) - vu{};
-                            dots[m][v] = add_dots(dots[m][v], w, Q::is_signed ? with_sign(row, four) : row);
-                            settle(dots[m][v]);
+                            add(high[m][v], at[m * ldx].high);
+                            add(low[m][v], at[m * ldx].low);
                         }
                     }
                 for (int m = 0; m < M; m++)
                     for (int v = 0; v < NV; v++) {
-                        total[m][v] += whole(dots[m][v]);
+                        total[m][v] += whole(high[m][v]) * HIGH + whole(low[m][v]);
                         settle(total[m][v]);
                     }
             }
@@ -359,7 +370,7 @@ static __attribute__((noinline)) void integer_tile(const RoundedBlock* x, long l
 }
 
 // Rows whose accumulators fit the registers.
-constexpr int INTEGER_ROWS = VW == 16 ? 8 : VW == 8 ? 4 : 2;
+constexpr int INTEGER_ROWS = VW == 16 ? 4 : VW == 8 ? 2 : 1;
 
 // As `integer_tile`, any number of rows. `room` takes 2 * 16 floats for each group.
 template <class Q>
@@ -380,8 +391,7 @@ static void integer_rows(const RoundedBlock* x, long ldx, long rows, const uint8
         for (; m + M <= rows; m += M)
             integer_tile<Q, M>(x + m * ldx, ldx, block, bytes, room, acc + m * lda, lda, depth, fresh);
     };
-    if constexpr (INTEGER_ROWS >= 8) tiles.template operator()<8>();
     if constexpr (INTEGER_ROWS >= 4) tiles.template operator()<4>();
-    tiles.template operator()<2>();
+    if constexpr (INTEGER_ROWS >= 2) tiles.template operator()<2>();
     tiles.template operator()<1>();
 }

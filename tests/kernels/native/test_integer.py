@@ -11,6 +11,8 @@ from tests.kernels.conftest import library_of, runnable_variants
 from tests.kernels.native.test_products import random_blocks
 
 DEPTH = 1280
+MOST = 127 * 128
+"""The largest entry of a rounded row, in two bytes."""
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +37,11 @@ def values(kind: Kind, rows: np.ndarray) -> np.ndarray:
 
 
 def rounded(x: Tensor) -> np.ndarray:
-    """What the kernels make of rows: whole multiples of a 127th of the largest of each 32."""
+    """What the kernels make of rows: whole multiples of a 16,256th of the largest of each 32."""
     parts = x.numpy().reshape(len(x), -1, 32)
     most = np.abs(parts).max(-1, keepdims=True)
-    factor = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most >= 2.0**-100)
-    return (np.rint(parts * factor) * (most / np.float32(127)).astype(np.float64)).reshape(x.shape)
+    factor = np.divide(np.float32(MOST), most, out=np.zeros_like(most), where=most >= 2.0**-100)
+    return (np.rint(parts * factor) * (most / np.float32(MOST)).astype(np.float64)).reshape(x.shape)
 
 
 def inputs(rows: int) -> Tensor:
@@ -63,15 +65,15 @@ def test_products_of_the_rounded_rows(machine: Machine, kind: Kind, columns: int
 
 @pytest.mark.parametrize("kind", list(BLOCK))
 def test_error_of_the_rounding(machine: Machine, kind: Kind) -> None:
-    """At most half a step, the largest entry of 32 over 254, times the weight, for each entry."""
+    """At most half a step, the largest entry of 32 over twice `MOST`, times the weight, for each entry."""
     rows, x = blocks(kind, 50), inputs(40)
     weight = values(kind, rows)
-    step = np.abs(x.numpy().reshape(40, -1, 32)).max(-1).repeat(32, 1) / 127
+    step = np.abs(x.numpy().reshape(40, -1, 32)).max(-1).repeat(32, 1) / MOST
     bound = step / 2 @ np.abs(weight.T)
     exact = x.double().numpy() @ weight.T
     error = np.abs(machine.linear(x, pack(machine, kind, rows)).numpy() - exact)
     assert (error <= bound * 1.0001 + 4e-6 * (np.abs(x.numpy()) @ np.abs(weight.T))).all()
-    assert error.mean() < bound.mean() / 10
+    assert error.mean() < bound.mean() / 5
 
 
 @pytest.mark.parametrize("kind", list(BLOCK))
@@ -102,7 +104,7 @@ def test_variants_round_rows_alike(machine: Machine) -> None:
     for k in range(DEPTH):
         rows[k, k // 32, 2 + k % 32] = 1
     x = inputs(20)
-    x[4] = torch.arange(DEPTH) % 255 / 2.0 - 63.5  # ties
+    x[4] = torch.arange(DEPTH) % 255 * 64 - 8128 + 0.5  # ties, and between two of the higher byte
     wanted = rounded(x).astype(np.float32)
     got = machine.linear(x, pack(machine, Kind.Q8_0, rows.reshape(DEPTH, -1))).numpy()
     np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-37)
