@@ -288,27 +288,30 @@ static inline vi whole(Dots sum) {
 
 // The same for signed bytes w, of which -128 is one: |w| is unsigned, and x takes the sign of w. Where sums are of 32 bits
 // w + 128 is unsigned too, and 128 times the sum of x is taken off in the end.
-typedef int8_t vbytes __attribute__((vector_size(VW * 4)));
 #if defined(RK_VNNI)
 constexpr int SIGNED_ZERO = 128;
 static inline vu unsigned_bytes(vu w) { return w ^ 0x80808080; }
 static inline vu with_sign(vu x, vu) { return x; }
 #else
 constexpr int SIGNED_ZERO = 0;
+typedef int8_t vbytes __attribute__((vector_size(VW * 4)));
+typedef uint8_t vubytes __attribute__((vector_size(VW * 4)));
+static inline vu negate(vu x, vu where) {  // where bytes are negative; unsigned, as -128 has no opposite among signed ones
+    vubytes negative = vubytes((vbytes)where < 0);
+    return vu(((vubytes)x ^ negative) - negative);
+}
 static inline vu unsigned_bytes(vu w) {
 #if defined(__AVX2__) && RK_WIDTH == 8
     return (vu)_mm256_abs_epi8((__m256i)w);
 #else
-    vbytes negative = (vbytes)w < 0;
-    return vu(((vbytes)w ^ negative) - negative);
+    return negate(w, w);
 #endif
 }
 static inline vu with_sign(vu x, vu w) {
 #if defined(__AVX2__) && RK_WIDTH == 8
     return (vu)_mm256_sign_epi8((__m256i)x, (__m256i)w);
 #else
-    vbytes negative = (vbytes)w < 0;
-    return vu(((vbytes)x ^ negative) - negative);
+    return negate(x, w);
 #endif
 }
 #endif
@@ -316,8 +319,8 @@ static inline vu with_sign(vu x, vu w) {
 // acc[m][16] (+)= rows x[m], `ldx` blocks apart, times the panel whose blocks begin at `block`. `scales` holds s and t of
 // each group. Inlined it runs several times slower: GCC 12 then moves loads out of the caller's loops and back to memory.
 template <class Q, int M>
-static __attribute__((noinline)) void integer_tile(const RoundedBlock* x, long ldx, const uint8_t* block, long bytes, const float* scales, float* acc, long lda,
-                         long depth, bool fresh) {
+static __attribute__((noinline)) void integer_tile(const RoundedBlock* x, long ldx, const uint8_t* block, long bytes,
+                                                   const float* scales, float* acc, long lda, long depth, bool fresh) {
 #if defined(RK_VNNI)
     constexpr int fours = Q::group / 4;
 #else
