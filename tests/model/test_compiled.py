@@ -106,7 +106,7 @@ def test_products_in_integers_are_near_and_the_same_bits(tiny: Tiny, load: Load,
         for threads, chunk in ((2, 40), (1, 3))
     )
     assert torch.equal(got, cut)
-    assert torch.nn.functional.cosine_similarity(got, exact, dim=-1).min() > 0.95  # random weights: errors grow
+    assert torch.nn.functional.cosine_similarity(got, exact, dim=-1).min() > 0.995
 
 
 def test_parts_of_several_kinds(load: Load, tmp_path: Path) -> None:

@@ -82,5 +82,5 @@ def test_products_in_integers(prompts: list[list[int]], load: Callable[..., Deco
         for dtype in (torch.float32, torch.bfloat16)
     )
     wanted, got = (torch.cat([all_logits(model, prompt) for prompt in prompts]) for model in (exact, near))
-    assert torch.nn.functional.cosine_similarity(got, wanted, dim=-1).mean() > 0.998
-    assert (got.argmax(-1) == wanted.argmax(-1)).float().mean() >= 0.95
+    assert torch.nn.functional.cosine_similarity(got, wanted, dim=-1).mean() > 0.9998
+    assert (got.argmax(-1) == wanted.argmax(-1)).float().mean() >= 0.98
