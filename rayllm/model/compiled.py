@@ -1,8 +1,8 @@
 """A decoder on a CPU as a program for the compiled kernels: one call a step instead of dozens a layer.
 
 Activations are float32 between products; weights and cache keep their dtype. With a dtype of 16 bits products with
-quantized weights round them to two bytes, 32 entries to a scale, which keeps more than bfloat16 does. Tokens come out the
-same bits whatever else is in the step, because every sum in the kernels has a fixed order.
+quantized weights round them to two bytes, 32 entries to a scale, which keeps more than bfloat16 does. Tokens come out
+the same bits whatever else is in the step, because every sum in the kernels has a fixed order.
 """
 
 import itertools
