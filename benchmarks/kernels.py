@@ -3,8 +3,8 @@
     python -m benchmarks.kernels --threads 2 --json kernels.json
 
 For each storage of weights (integers: of rows rounded to two bytes) and number of rows: milliseconds, GFLOP/s and GB/s
-of weights read. The limits beside them are measured in the same run: a plain read of memory, and multiply-adds of floats
-on registers alone. The last line is one JSON object, which `--json` also writes to a file.
+of weights read. The limits beside them are measured in the same run: a plain read of memory, and multiply-adds of
+floats on registers alone. The last line is one JSON object, which `--json` also writes to a file.
 """
 
 import argparse
