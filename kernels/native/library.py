@@ -3,6 +3,7 @@
 `program.py` says what the instructions mean. Tensors handed over are float32 and contiguous in their last dimension.
 """
 
+import contextlib
 import ctypes
 import logging
 import subprocess
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 LANES = 16
 """Columns of a panel, and tokens of a cache tile."""
-CHECK_S = 120
+CHECK_S = 120.0
 
 
 class Kind(IntEnum):
@@ -80,16 +81,18 @@ class Step(ctypes.Structure):
 @cache
 def library() -> Any | None:
     """The compiled kernels for this CPU, or None (with one warning) where they cannot be had."""
-    try:
-        for variant in runnable(cpu_features()):
+    problem = ""
+    for variant in runnable(cpu_features()):
+        try:
             path = build(variant, cache_folder(), log.info)
             if computes_right(path, variant):
                 return load(variant)
-            log.warning("the CPU kernels for %s compute wrong numbers on this machine: they are not used", variant.name)
-        raise NoCompiler("no build of them computes right")
-    except (NoCompiler, OSError) as error:
-        log.warning("running without compiled kernels, which is many times slower: %s", error)
-        return None
+            problem = f"those for {variant.name} compute wrong numbers on this machine"
+        except (NoCompiler, OSError) as error:  # an old compiler may know the slower variants only
+            problem = str(error)
+        log.info("not using the CPU kernels for %s: %s", variant.name, problem)
+    log.warning("running without compiled kernels, which is many times slower: %s", problem)
+    return None
 
 
 def computes_right(path: Path, variant: Variant) -> bool:
@@ -98,11 +101,16 @@ def computes_right(path: Path, variant: Variant) -> bool:
     if passed.is_file():
         return True
     command = [sys.executable, "-m", "rayllm_kernels.native.check", variant.name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_S, check=False)
+    except subprocess.TimeoutExpired:
+        log.warning("trying the CPU kernels for %s took more than %.0f s", variant.name, CHECK_S)
+        return False
     if done.returncode:
         log.warning("%s", done.stderr.strip()[-2000:])
         return False
-    passed.touch()
+    with contextlib.suppress(OSError):  # a cache that others filled: it is tried again next time
+        passed.touch()
     return True
 
 

@@ -28,6 +28,36 @@ def test_a_build_that_computes_wrong_numbers_is_passed_over(monkeypatch: pytest.
     assert library.library.__wrapped__() is slow
 
 
+def test_a_variant_that_the_compiler_does_not_know_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_slow_ones(variant: object, folder: Path, say: object) -> Path:
+        if variant is VARIANTS[0]:
+            raise NoCompiler("unrecognized option")
+        return Path(variant.name)
+
+    monkeypatch.setattr(library, "runnable", lambda features: [VARIANTS[0], VARIANTS[2]])
+    monkeypatch.setattr(library, "build", compile_slow_ones)
+    monkeypatch.setattr(library, "computes_right", lambda path, variant: True)
+    monkeypatch.setattr(library, "load", lambda variant: variant)
+    assert library.library.__wrapped__() is VARIANTS[2]
+
+
+@pytest.mark.parametrize(("code", "right"), [("pass", True), ("raise ValueError", False), ("while True: pass", False)])
+def test_a_build_is_tried_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, right: bool) -> None:
+    runs: list[list[str]] = []
+    run = library.subprocess.run
+
+    def try_it(command: list[str], **options: object) -> object:
+        runs.append(command)
+        return run([command[0], "-c", code], **options)
+
+    monkeypatch.setattr(library.subprocess, "run", try_it)
+    monkeypatch.setattr(library, "CHECK_S", 0.5 if "while" in code else 60.0)
+    for path in (tmp_path / "build.so", tmp_path / "missing" / "build.so"):  # the second cannot be marked
+        assert library.computes_right(path, VARIANTS[2]) is right
+    library.computes_right(tmp_path / "build.so", VARIANTS[2])
+    assert len(runs) == (2 if right else 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [*runnable(cpu_features()), WIDE], ids=lambda variant: variant.name)
 def test_builds_compute_right(variant: object) -> None:
