@@ -1,6 +1,6 @@
 """How long it takes to choose tokens: compiled kernels beside the reference.
 
-    python benchmarks/sampling.py --threads 2
+    python -m benchmarks.sampling --threads 2
 
 Rows are random logits with a few likely tokens, as a model's are, or with `--flat` normal ones, where filters have most
 to do. Milliseconds for a step of so many rows; the last line is one JSON object.
@@ -9,7 +9,6 @@ to do. Milliseconds for a step of so many rows; the last line is one JSON object
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.kernels import best_seconds
 from rayllm_kernels.native.library import Machine, library
 from rayllm_kernels.sampling import REFERENCE, Draws, Penalties, SamplingOps
 
@@ -32,17 +32,6 @@ CASES: dict[str, dict[str, float]] = {
     "logprobs=5": {"temperature": 0.0, "logprobs": 5},
     "penalties": {"temperature": 0.0, "penalties": 1},
 }
-
-
-def best_ms(call: Callable[[], object], at_least: float) -> float:
-    """The shortest of the runs that fit into `at_least` seconds, and of two at least."""
-    call()
-    best, began, runs = float("inf"), time.perf_counter(), 0
-    while runs < 2 or time.perf_counter() - began < at_least:
-        start = time.perf_counter()
-        call()
-        best, runs = min(best, time.perf_counter() - start), runs + 1
-    return best * 1e3
 
 
 def sample(ops: SamplingOps, logits_RV: torch.Tensor, case: dict[str, float]) -> Callable[[], object]:
@@ -93,7 +82,7 @@ def main(argv: list[str]) -> int:
             line = []
             for rows in ROWS:
                 ms = {
-                    which: best_ms(sample(ops, logits_RV[:rows], case), args.seconds)
+                    which: 1e3 * best_seconds(sample(ops, logits_RV[:rows], case), args.seconds)
                     for which, ops in (("native", native), ("reference", REFERENCE))
                 }
                 figures.append({"vocabulary": vocab, "case": name, "rows": rows, **ms})

@@ -220,8 +220,7 @@ void best_columns(Pool& pool, Scratch* scratch, const Weight& w, const Rows& x, 
                 vf y = load<vf>(from + v * VW);
                 top = y > top ? y : top;
             }
-            float most = top[0];
-            for (int i = 1; i < VW; i++) most = std::max(most, float(top[i]));
+            float most = max_v(top);
             if (most < mine.value) continue;
             for (long i = 0; i < n; i++)
                 if (from[i] > mine.value || (from[i] == mine.value && column + i < mine.column)) mine = {from[i], column + i};
@@ -396,8 +395,7 @@ void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0
             vf v = load<vf>(row + i);
             top = v > top ? v : top;
         }
-        float most = top[0];
-        for (int i = 1; i < VW; i++) most = std::max(most, float(top[i]));
+        float most = max_v(top);
         // Sixteen lanes whatever the register width and the end of the row: the sum's order never changes.
         vf sum[NV] = {};
         for (long i = 0; i < width; i += LANES)
@@ -647,8 +645,7 @@ long argmax(const float* x, long n) {
         vf v = load<vf>(x + i);
         top = v > top ? v : top;
     }
-    float most = NEVER;
-    for (int j = 0; j < VW; j++) most = std::max(most, float(top[j]));
+    float most = max_v(top);
     for (; i < n; i++) most = std::max(most, x[i]);
     for (i = 0; i < n; i++)
         if (x[i] == most) return i;

@@ -47,8 +47,7 @@ float chunk_tops(const LogitRow& row, std::vector<float>& tops) {
             vf v = load<vf>(x + i);
             top = v > top ? v : top;
         }
-        float most = top[0];
-        for (int i = 1; i < VW; i++) most = std::max(most, float(top[i]));
+        float most = max_v(top);
         tops[size_t(c)] = most;
         all = std::max(all, most);
     }

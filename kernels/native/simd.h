@@ -161,6 +161,13 @@ static inline vf exp_v(vf x) {
     return x > low ? p : vf{};
 }
 
+// The largest of the lanes.
+static inline float max_v(vf v) {
+    float most = v[0];
+    for (int i = 1; i < VW; i++) most = v[i] > most ? v[i] : most;
+    return most;
+}
+
 // Sum of the lanes, in a fixed order.
 static inline float sum_v(vf v) {
     float s = 0;
