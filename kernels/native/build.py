@@ -44,7 +44,7 @@ VARIANTS = (
     Variant("portable", frozenset(), ()),
 )
 """From the fastest; the last runs everywhere."""
-WIDE = Variant("wide", _AVX2, (*_AVX2_FLAGS, "-DRK_WIDTH=16", "-DRK_BF16_DOT", "-DRK_VNNI"))
+WIDE = Variant("wide", _AVX2, (*_AVX2_FLAGS, "-DRK_WIDTH=16", "-DRK_BF16_DOT"))
 """What `avx512-bf16` does, in the instructions of AVX2. For tests; never chosen."""
 
 

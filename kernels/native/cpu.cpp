@@ -112,7 +112,7 @@ void quantized(const Weight& w, long panel, const Rows& in, long rows, float* ac
     long bytes = FORMATS[w.kind].packed;
     const uint8_t* block = w.panel(panel) + k0 / Q::depth * bytes;
     if (w.integer) {
-        integer_rows<Q>(in.rounded + k0 / ROUNDED, in.ldr, rows, block, bytes, acc, lda, depth, k0 == 0, s.slab);
+        integer_rows<Q>(in.rounded + k0 / ROUNDED, in.ldr, rows, block, acc, lda, depth, k0 == 0, s.slab);
         return;
     }
     if (rows == 1) {

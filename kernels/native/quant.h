@@ -24,7 +24,7 @@ struct Format {
     int stored;     // bytes of a block in GGUF, of one row
     int packed;     // bytes of a block in a panel, of 16 rows
 };
-static const Format FORMATS[KINDS] = {
+constexpr Format FORMATS[KINDS] = {
     {1, 4, 64}, {BF16_DEPTH, 2 * BF16_DEPTH, 32 * BF16_DEPTH}, {1, 2, 32},
     {32, 34, 32 + 512}, {32, 18, 32 + 256}, {32, 20, 64 + 256}, {256, 144, 64 + 8 * (32 + 256)}, {256, 210, 32 + 256 + 16 * (128 + 64)},
 };
@@ -108,21 +108,21 @@ static inline vu nibbles(const uint8_t* in, int q, int v) {
 
 // A format as the kernels read it: `depth` entries of k in a block, in groups of `group` that share scales. `scales` gives
 // a group's factors s and offsets t; `four` the q-th four entries of register v's columns, as bytes of its words. A value
-// is (byte - zero) * s + t. `sums` products of two bytes each, and of a row's, fit 16 bits.
+// is (byte - zero) * s + t.
 struct Q8Format {
-    static constexpr int depth = 32, group = 32, zero = 0, sums = 1;
+    static constexpr int kind = Q8_0, depth = FORMATS[kind].depth, group = 32, zero = 0;
     static constexpr bool is_signed = true, has_offset = false;
     static inline void scales(const uint8_t* in, int, vf s[NV], vf[NV]) { half_floats(in, s); }
     static inline vu four(const uint8_t* in, int, int q, int v) { return load<vu>(in + 32 + q * 64 + v * VW * 4); }
 };
 struct Q40Format {
-    static constexpr int depth = 32, group = 32, zero = 8, sums = 8;
+    static constexpr int kind = Q4_0, depth = FORMATS[kind].depth, group = 32, zero = 8;
     static constexpr bool is_signed = false, has_offset = false;
     static inline void scales(const uint8_t* in, int, vf s[NV], vf[NV]) { half_floats(in, s); }
     static inline vu four(const uint8_t* in, int, int q, int v) { return nibbles(in + 32, q, v); }
 };
 struct Q41Format {
-    static constexpr int depth = 32, group = 32, zero = 0, sums = 8;
+    static constexpr int kind = Q4_1, depth = FORMATS[kind].depth, group = 32, zero = 0;
     static constexpr bool is_signed = false, has_offset = true;
     static inline void scales(const uint8_t* in, int, vf s[NV], vf t[NV]) {
         half_floats(in, s);
@@ -131,7 +131,7 @@ struct Q41Format {
     static inline vu four(const uint8_t* in, int, int q, int v) { return nibbles(in + 64, q, v); }
 };
 struct Q4KFormat {
-    static constexpr int depth = 256, group = 32, zero = 0, sums = 8;
+    static constexpr int kind = Q4_K, depth = FORMATS[kind].depth, group = 32, zero = 0;
     static constexpr bool is_signed = false, has_offset = true;
     static inline const uint8_t* at(const uint8_t* in, int g) { return in + 64 + g * (32 + 256); }
     static inline void scales(const uint8_t* in, int g, vf s[NV], vf t[NV]) {
@@ -145,7 +145,7 @@ struct Q4KFormat {
     static inline vu four(const uint8_t* in, int g, int q, int v) { return nibbles(at(in, g) + 32, q, v); }
 };
 struct Q6KFormat {
-    static constexpr int depth = 256, group = 16, zero = 32, sums = 2;
+    static constexpr int kind = Q6_K, depth = FORMATS[kind].depth, group = 16, zero = 32;
     static constexpr bool is_signed = false, has_offset = false;
     static inline void scales(const uint8_t* in, int g, vf s[NV], vf[NV]) {
         half_floats(in, s);
@@ -215,14 +215,13 @@ static __attribute__((noinline)) void float_row(const float* x, const uint8_t* b
 // ---- integer products
 
 constexpr int ROUNDED = 32;     // entries that share a scale
-constexpr int HIGH = 128;       // what the higher byte of an entry counts
-constexpr int MOST = 127 * HIGH;  // the largest entry
+constexpr int MOST = 32767;     // the largest entry
 
-// Entries of a row, about scale * q, where q is HIGH * high + low: one byte alone would change tokens. One that is not
+// Entries of a row, about scale * q, of two bytes: one byte alone would change tokens. Of each four, the first and the
+// third stand together, then the second and the fourth, as the bytes of weights fall apart into words. One that is not
 // finite makes all of them NaN.
 struct RoundedBlock {
-    int8_t high[ROUNDED];  // from -127 to 127
-    int8_t low[ROUNDED];   // from -64 to 64
+    int16_t q[ROUNDED];
     int32_t sum[2];        // of each half of q
     float scale, total;    // total: scale times the sum of q
 };
@@ -236,97 +235,53 @@ static inline void round_block(const float* x, RoundedBlock& out) {
     for (int i = 0; i < ROUNDED; i++) scaled[i] = x[i] * factor;
     asm("" : "+m"(scaled));  // no fused multiply-add with what follows: it would round otherwise
     const float magic = 12582912.0f;  // 1.5 * 2^23: the sum's low bits are the rounded integer
-    int32_t sum[2] = {};
+    int32_t sum[2] = {}, rounded[ROUNDED];
     for (int h = 0; h < 2; h++)
         for (int i = h * ROUNDED / 2; i < (h + 1) * ROUNDED / 2; i++) {
             // What is not finite gives anything here, and NaN by its scale.
-            int32_t q = finite ? bits<int32_t>(scaled[i] + magic) - bits<int32_t>(magic) : 0;
-            int32_t high = (q + HIGH / 2) >> 7;
-            out.high[i] = int8_t(high);
-            out.low[i] = int8_t(q - high * HIGH);
-            sum[h] += q;
+            rounded[i] = finite ? bits<int32_t>(scaled[i] + magic) - bits<int32_t>(magic) : 0;
+            sum[h] += rounded[i];
         }
+    for (int i = 0; i < ROUNDED; i += 4)
+        for (int j = 0; j < 4; j++) out.q[i + j] = int16_t(rounded[i + (j & 1) * 2 + j / 2]);
     out.sum[0] = sum[0];
     out.sum[1] = sum[1];
     out.scale = !finite ? std::numeric_limits<float>::quiet_NaN() : zero ? 0.0f : most / float(MOST);
     out.total = out.scale * float(sum[0] + sum[1]);
 }
 
-// Sums of products of bytes, unsigned ones of weights and signed ones of rows, four to a word.
-#if defined(RK_VNNI)
-typedef vi Dots;
-static inline Dots add_dots(Dots sum, vu w, vu x) {
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
-#else
-    for (int i = 0; i < 4; i++) sum += vi(w >> (8 * i) & 255) * (vi(x << (24 - 8 * i)) >> 24);
-    return sum;
-#endif
-}
-static inline vi whole(Dots sum) { return sum; }
-#else
-typedef int16_t Dots __attribute__((vector_size(VW * 4)));  // of two bytes each
-static inline Dots add_dots(Dots sum, vu w, vu x) {
-#if defined(__AVX512BW__) && RK_WIDTH == 16
-    return sum + (Dots)_mm512_maddubs_epi16((__m512i)w, (__m512i)x);
+// sum + the two products of 16 bits in each word.
+static inline vi add_pairs(vi sum, vu w, vu x) {
+#if defined(__AVX512VNNI__) && RK_WIDTH == 16
+    return (vi)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+#elif defined(__AVX512BW__) && RK_WIDTH == 16
+    return sum + (vi)_mm512_madd_epi16((__m512i)w, (__m512i)x);
 #elif defined(__AVX2__) && RK_WIDTH == 8
-    return sum + (Dots)_mm256_maddubs_epi16((__m256i)w, (__m256i)x);
+    return sum + (vi)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+#elif defined(__SSE2__) && RK_WIDTH == 4
+    return sum + (vi)_mm_madd_epi16((__m128i)w, (__m128i)x);
 #else
-    return sum + Dots(w & 0x00ff00ff) * (Dots(x << 8) >> 8) + Dots(w >> 8 & 0x00ff00ff) * (Dots(x) >> 8);
+    return sum + (vi(w << 16) >> 16) * (vi(x << 16) >> 16) + (vi(w) >> 16) * (vi(x) >> 16);
 #endif
 }
-static inline vi whole(Dots sum) {
-#if defined(__AVX512BW__) && RK_WIDTH == 16
-    return (vi)_mm512_madd_epi16((__m512i)sum, _mm512_set1_epi16(1));
-#elif defined(__AVX2__) && RK_WIDTH == 8
-    return (vi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
-#else
-    return (vi(sum) << 16 >> 16) + (vi(sum) >> 16);
-#endif
-}
-#endif
 
-// The same for signed bytes w, of which -128 is one: |w| is unsigned, and x takes the sign of w. Where sums are of 32 bits
-// w + 128 is unsigned too, and 128 times the sum of x is taken off in the end.
-#if defined(RK_VNNI)
-constexpr int SIGNED_ZERO = 128;
-static inline vu unsigned_bytes(vu w) { return w ^ 0x80808080; }
-static inline vu with_sign(vu x, vu) { return x; }
-#else
-constexpr int SIGNED_ZERO = 0;
-typedef int8_t vbytes __attribute__((vector_size(VW * 4)));
-typedef uint8_t vubytes __attribute__((vector_size(VW * 4)));
-static inline vu negate(vu x, vu where) {  // where bytes are negative; unsigned, as -128 has no opposite among signed ones
-    vubytes negative = vubytes((vbytes)where < 0);
-    return vu(((vubytes)x ^ negative) - negative);
+// The bytes of words as words of 16 bits: the first and the third byte, the second and the fourth.
+typedef int16_t vshort __attribute__((vector_size(VW * 4)));
+typedef uint16_t vushort __attribute__((vector_size(VW * 4)));
+template <bool SIGNED> static inline vu even_bytes(vu four) {
+    return SIGNED ? vu(vshort(vushort(four) << 8) >> 8) : four & 0x00ff00ff;
 }
-static inline vu unsigned_bytes(vu w) {
-#if defined(__AVX2__) && RK_WIDTH == 8
-    return (vu)_mm256_abs_epi8((__m256i)w);
-#else
-    return negate(w, w);
-#endif
+template <bool SIGNED> static inline vu odd_bytes(vu four) {
+    return SIGNED ? vu(vshort(four) >> 8) : vu(vushort(four) >> 8);
 }
-static inline vu with_sign(vu x, vu w) {
-#if defined(__AVX2__) && RK_WIDTH == 8
-    return (vu)_mm256_sign_epi8((__m256i)x, (__m256i)w);
-#else
-    return negate(x, w);
-#endif
-}
-#endif
 
-// acc[m][16] (+)= rows x[m], `ldx` blocks apart, times the panel whose blocks begin at `block`. `scales` holds s and t of
-// each group. Inlined it runs several times slower: GCC 12 then moves loads out of the caller's loops and back to memory.
-template <class Q, int M>
-static __attribute__((noinline)) void integer_tile(const RoundedBlock* x, long ldx, const uint8_t* block, long bytes,
-                                                   const float* scales, float* acc, long lda, long depth, bool fresh) {
-#if defined(RK_VNNI)
-    constexpr int fours = Q::group / 4;
-#else
-    constexpr int fours = Q::sums;
-#endif
-    constexpr int zero = Q::is_signed ? SIGNED_ZERO : Q::zero;
+// acc[m][16] (+)= rows x[m], `ldx` blocks apart, times the panel whose blocks begin at `block`. FIRST puts s and t of each
+// group into `scales`, for the tiles that follow, and asks for memory ahead. Inlined it runs several times slower: GCC 12
+// then moves loads out of the caller's loops and back to memory.
+template <class Q, int M, bool FIRST>
+static __attribute__((noinline)) void integer_tile(const RoundedBlock* x, long ldx, const uint8_t* block, float* scales, float* acc,
+                                                   long lda, long depth, bool fresh) {
+    constexpr int bytes = FORMATS[Q::kind].packed;
     vf sum[M][NV];
     for (int m = 0; m < M; m++)
         for (int v = 0; v < NV; v++) sum[m][v] = fresh ? vf{} : load<vf>(acc + m * lda + v * VW);
@@ -334,37 +289,50 @@ static __attribute__((noinline)) void integer_tile(const RoundedBlock* x, long l
         for (int g = 0; g < Q::depth / Q::group; g++, scales += 2 * LANES) {
             const RoundedBlock* at = x + (k0 + g * Q::group) / ROUNDED;
             int half = Q::group == ROUNDED ? 0 : g & 1;
+            if (FIRST) {
+                constexpr int lines = (bytes * Q::group / Q::depth + 63) / 64;
+                for (int i = 0; i < lines; i++) __builtin_prefetch(block + AHEAD_BYTES + (g * lines + i) * 64);
+            }
             vi total[M][NV] = {};
 #pragma GCC unroll 8
-            for (int q0 = 0; q0 < Q::group / 4; q0 += fours) {
-                Dots high[M][NV] = {}, low[M][NV] = {};
-#pragma GCC unroll 8
-                for (int q = q0; q < q0 + fours; q++)
+            for (int q = 0; q < Q::group / 4; q++) {
+                vu even[NV], odd[NV];
+                for (int v = 0; v < NV; v++) {
+                    vu four = Q::four(block, g, q, v);
+                    even[v] = even_bytes<Q::is_signed>(four);
+                    odd[v] = odd_bytes<Q::is_signed>(four);
+                }
+                for (int m = 0; m < M; m++) {
+                    const int16_t* row = at[m * ldx].q + half * Q::group + q * 4;
+                    vu first = load<uint32_t>(row) - vu{}, second = load<uint32_t>(row + 2) - vu{};
                     for (int v = 0; v < NV; v++) {
-                        vu four = Q::four(block, g, q, v), w = Q::is_signed ? unsigned_bytes(four) : four;
-                        auto add = [&](Dots& dots, const int8_t* bytes) {
-                            vu row = load<uint32_t>(bytes + half * Q::group + q * 4) - vu{};
-                            dots = add_dots(dots, w, Q::is_signed ? with_sign(row, four) : row);
-                            settle(dots);
-                        };
-                        for (int m = 0; m < M; m++) {
-                            add(high[m][v], at[m * ldx].high);
-                            add(low[m][v], at[m * ldx].low);
-                        }
-                    }
-                for (int m = 0; m < M; m++)
-                    for (int v = 0; v < NV; v++) {
-                        total[m][v] += whole(high[m][v]) * HIGH + whole(low[m][v]);
+                        total[m][v] = add_pairs(total[m][v], even[v], first);
+                        settle(total[m][v]);
+                        total[m][v] = add_pairs(total[m][v], odd[v], second);
                         settle(total[m][v]);
                     }
+                }
+            }
+            vf s[NV], t[NV];
+            if (FIRST) {
+                Q::scales(block, g, s, t);
+                for (int v = 0; v < NV; v++) {
+                    store(scales + v * VW, s[v]);
+                    if (Q::has_offset) store(scales + LANES + v * VW, t[v]);
+                }
+            } else {
+                for (int v = 0; v < NV; v++) {
+                    s[v] = load<vf>(scales + v * VW);
+                    if (Q::has_offset) t[v] = load<vf>(scales + LANES + v * VW);
+                }
             }
             for (int m = 0; m < M; m++) {
                 const RoundedBlock& row = at[m * ldx];
                 int32_t sum_x = Q::group == ROUNDED ? row.sum[0] + row.sum[1] : row.sum[half];
                 for (int v = 0; v < NV; v++) {
-                    vi dot = zero ? total[m][v] - sum_x * zero : total[m][v];
-                    sum[m][v] += __builtin_convertvector(dot, vf) * row.scale * load<vf>(scales + v * VW);
-                    if (Q::has_offset) sum[m][v] += row.total * load<vf>(scales + LANES + v * VW);
+                    vi dot = Q::zero ? total[m][v] - sum_x * Q::zero : total[m][v];
+                    sum[m][v] += __builtin_convertvector(dot, vf) * row.scale * s[v];
+                    if (Q::has_offset) sum[m][v] += row.total * t[v];
                 }
             }
         }
@@ -372,29 +340,16 @@ static __attribute__((noinline)) void integer_tile(const RoundedBlock* x, long l
         for (int v = 0; v < NV; v++) store(acc + m * lda + v * VW, sum[m][v]);
 }
 
-// Rows whose accumulators fit the registers.
-constexpr int INTEGER_ROWS = VW == 16 ? 4 : VW == 8 ? 2 : 1;
-
 // As `integer_tile`, any number of rows. `room` takes 2 * 16 floats for each group.
 template <class Q>
-static void integer_rows(const RoundedBlock* x, long ldx, long rows, const uint8_t* block, long bytes, float* acc, long lda, long depth,
-                         bool fresh, float* room) {
-    float* to = room;
-    for (long b = 0; b < depth / Q::depth; b++)
-        for (int g = 0; g < Q::depth / Q::group; g++, to += 2 * LANES) {
-            vf s[NV], t[NV] = {};
-            Q::scales(block + b * bytes, g, s, t);
-            for (int v = 0; v < NV; v++) {
-                store(to + v * VW, s[v]);
-                if (Q::has_offset) store(to + LANES + v * VW, t[v]);
-            }
-        }
-    long m = 0;
-    auto tiles = [&]<int M>() {
-        for (; m + M <= rows; m += M)
-            integer_tile<Q, M>(x + m * ldx, ldx, block, bytes, room, acc + m * lda, lda, depth, fresh);
+static void integer_rows(const RoundedBlock* x, long ldx, long rows, const uint8_t* block, float* acc, long lda, long depth, bool fresh,
+                         float* room) {
+    constexpr int most = VW == 16 ? 8 : VW == 8 ? 4 : 1;  // rows whose accumulators fit the registers
+    auto some = [&]<int M>(long m) {
+        if (m == 0) integer_tile<Q, M, true>(x, ldx, block, room, acc, lda, depth, fresh);
+        else integer_tile<Q, M, false>(x + m * ldx, ldx, block, room, acc + m * lda, lda, depth, fresh);
     };
-    if constexpr (INTEGER_ROWS >= 4) tiles.template operator()<4>();
-    if constexpr (INTEGER_ROWS >= 2) tiles.template operator()<2>();
-    tiles.template operator()<1>();
+    long m = 0;
+    for (; m + most <= rows; m += most) some.template operator()<most>(m);
+    for (; m < rows; m++) some.template operator()<1>(m);
 }

@@ -1,13 +1,12 @@
 // Vectors of floats in the width that this object is compiled for, and the few functions on them.
 //
 // GCC's vector extension carries the arithmetic, so one source serves AVX-512, AVX2 and anything else; only the
-// conversion of half floats and the products of bfloat16 pairs and of bytes use instructions of their own. RK_WIDTH is the
-// number of floats in a register. A build may set it, RK_BF16_DOT and RK_VNNI, to try on a smaller CPU what a larger one
-// would do.
+// conversion of half floats and the products of pairs use instructions of their own. RK_WIDTH is the number of floats in a
+// register. A build may set it and RK_BF16_DOT, to try on a smaller CPU what a larger one would do.
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if defined(__F16C__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -22,9 +21,6 @@
 #endif
 #if defined(__AVX512BF16__)
 #define RK_BF16_DOT
-#endif
-#if defined(__AVX512VNNI__)
-#define RK_VNNI
 #endif
 
 constexpr int VW = RK_WIDTH;
