@@ -36,9 +36,7 @@ _AVX512_FLAGS = (
     *_AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512",
 )  # fmt: skip
 VARIANTS = (
-    Variant(
-        "avx512-bf16", _AVX512 | {"avx512_bf16", "avx512_vnni"}, (*_AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni")
-    ),
+    Variant("avx512-bf16", _AVX512 | {"avx512_bf16", "avx512_vnni"}, (*_AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni")),
     Variant("avx512", _AVX512, _AVX512_FLAGS),
     Variant("avx2", _AVX2, _AVX2_FLAGS),
     Variant("portable", frozenset(), ()),

@@ -5,6 +5,7 @@
 // whatever else is in the step, however it is cut into chunks, and for any number of threads.
 // The C interface stands at the end. This file is compiled once for each instruction set.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -155,18 +156,25 @@ void multiply(const Weight& w, long first, int panels, const Rows& in, long rows
     }
 }
 
-// Call fn(row, rows, panel, panels, products, thread) for tiles that cover all rows and panels: products[rows][panels * 16].
-// Rows come in blocks that stay in the second-level cache while all panels pass by; 1, 2 or 4 panels at a time.
-template <class F>
-void by_tiles(Pool& pool, Scratch* scratch, const Weight& w, const Rows& x, long rows, F&& fn) {
-    // Few rows: more panels at once, to share the loads of x, but enough pieces for threads to end together.
-    long group = rows > 8 || w.panels() < 128 ? 2 : 4, groups = (w.panels() + group - 1) / group;
+// Rows in a block: alike in all of them, and whole tiles.
+long block_of(long rows) {
     long blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    long block = ((rows + blocks - 1) / blocks + ROWS - 1) / ROWS * ROWS;
-    pool.run(blocks * groups, [&](long piece, int thread) {
+    return ((rows + blocks - 1) / blocks + ROWS - 1) / ROWS * ROWS;
+}
+
+// Call fn(row, rows, panel, panels, products, thread) for tiles that cover all rows and panels: products[rows][panels * 16].
+// Rows come in blocks that stay in the second-level cache while all panels pass by; 1, 2 or 4 panels at a time, of which
+// none cross a multiple of `span`.
+template <class F>
+void by_tiles(Pool& pool, Scratch* scratch, const Weight& w, const Rows& x, long rows, long span, F&& fn) {
+    // Few rows: more panels at once, to share the loads of x, but enough pieces for threads to end together.
+    long group = rows > 8 || w.panels() < 128 ? 2 : 4, per_span = (span + group - 1) / group;
+    long groups = w.panels() / span * per_span, block = block_of(rows);
+    pool.run((rows + block - 1) / block * groups, [&](long piece, int thread) {
         Scratch& s = scratch[thread];
         long row = piece / groups * block, count = std::min(block, rows - row);
-        long panel = piece % groups * group, last = std::min(panel + group, w.panels());
+        long begin = piece % groups / per_span * span, panel = begin + piece % groups % per_span * group;
+        long last = std::min(panel + group, begin + span);
         for (int some; panel < last; panel += some) {
             some = last - panel >= 4 ? 4 : last - panel >= 2 ? 2 : 1;
             multiply(w, panel, some, x.from(row), count, s.acc, s);
@@ -175,17 +183,21 @@ void by_tiles(Pool& pool, Scratch* scratch, const Weight& w, const Rows& x, long
     });
 }
 
+// row[column..] = n products, and bias.
+inline void put_products(const float* from, const float* bias, long column, long n, float* row) {
+    for (long i = 0; i < n; i++) row[column + i] = bias ? from[i] + bias[column + i] : from[i];
+}
+
 // y[rows][n] = x[rows][k] * w + bias; or, gate and up panels taking turns in w, y[rows][n / 2] = act(gate) * up.
 void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, int epilogue, const Rows& x, long rows,
             float* y, long ldy) {
-    by_tiles(pool, scratch, w, x, rows, [&](long first, long count, long panel, int panels, const float* products, int) {
+    by_tiles(pool, scratch, w, x, rows, w.panels(), [&](long first, long count, long panel, int panels, const float* products, int) {
         long column = panel * LANES;
         for (long r = 0; r < count; r++) {
             const float* from = products + r * panels * LANES;
             float* row = y + (first + r) * ldy;
             if (epilogue == PLAIN) {
-                long n = std::min<long>(panels * LANES, w.n - column);
-                for (long i = 0; i < n; i++) row[column + i] = bias ? from[i] + bias[column + i] : from[i];
+                put_products(from, bias, column, std::min<long>(panels * LANES, w.n - column), row);
                 continue;
             }
             for (int pair = 0; pair < panels; pair += 2) {
@@ -209,7 +221,7 @@ void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, in
 void best_columns(Pool& pool, Scratch* scratch, const Weight& w, const Rows& x, long rows, int64_t* out) {
     struct Best { float value; long column; };
     std::vector<Best> best(size_t(rows * pool.size()), Best{NEVER, 0});
-    by_tiles(pool, scratch, w, x, rows, [&](long first, long count, long panel, int panels, const float* products, int thread) {
+    by_tiles(pool, scratch, w, x, rows, w.panels(), [&](long first, long count, long panel, int panels, const float* products, int thread) {
         long column = panel * LANES, n = std::min<long>(panels * LANES, w.n - column);
         for (long r = 0; r < count; r++) {
             Best& mine = best[size_t(thread * rows + first + r)];
@@ -299,13 +311,16 @@ inline void put(const Cache& c, uint8_t* tile, long row, int column, float x) {
     else ((uint16_t*)tile)[row * LANES + column] = to_f16(x);
 }
 
-void write_cache(const Cache& c, long slot, long g, const float* k, const float* v) {
-    uint8_t *kt = c.key_tile(slot, g), *vt = c.value_tile(slot, g);
+void write_key(const Cache& c, long slot, long g, const float* k) {
+    uint8_t* tile = c.key_tile(slot, g);
     int lane = int(slot % c.block % c.tokens());
-    for (long h = 0; h < c.head; h++) {
-        put(c, kt, h, lane, k[h]);
-        put(c, vt, h / LANES * c.tokens() + lane, int(h % LANES), v[h]);
-    }
+    for (long h = 0; h < c.head; h++) put(c, tile, h, lane, k[h]);
+}
+
+void write_value(const Cache& c, long slot, long g, const float* v) {
+    uint8_t* tile = c.value_tile(slot, g);
+    long lane = slot % c.block % c.tokens();
+    for (long h = 0; h < c.head; h++) put(c, tile, h / LANES * c.tokens() + lane, int(h % LANES), v[h]);
 }
 
 void rotate(float* x, const float* cos_sin, long half) {
@@ -328,6 +343,45 @@ struct Step {
     const int64_t* slots;        // (tokens)
     const float* const* angles;  // for each rope: (tokens, rotated) cosines, then sines
 };
+
+// ---- heads: `queries` of queries, then those of keys, then those of values, side by side in a row
+
+struct Heads {
+    Cache cache;
+    long queries, rotated;
+    const float* angles;            // (tokens, rotated)
+    const int64_t* slots;           // (tokens)
+    const float *q_norm, *k_norm;   // (head), or null
+    float eps;
+};
+
+// What follows the product: a head is normed and rotated, or stored, or both.
+void finish_head(const Heads& h, long token, long head, float* x) {
+    const Cache& c = h.cache;
+    if (head >= h.queries + c.heads) {
+        write_value(c, h.slots[token], head - h.queries - c.heads, x);
+        return;
+    }
+    bool query = head < h.queries;
+    if (const float* weight = query ? h.q_norm : h.k_norm) norm_row(x, weight, h.eps, c.head, x);
+    rotate(x, h.angles + token * h.rotated, h.rotated / 2);
+    if (!query) write_key(c, h.slots[token], head - h.queries, x);
+}
+
+// As `linear`, of whole heads from `first` on, each finished by the thread that brings its last product. A head is a
+// multiple of 16 columns wide.
+void project(Pool& pool, Scratch* scratch, std::vector<int>& counts, const Weight& w, const float* bias, const Heads& heads, long first,
+             const Rows& x, long rows, float* y, long ldy) {
+    long size = heads.cache.head, span = size / LANES, here = w.n / size;
+    counts.assign(size_t((rows / block_of(rows) + 1) * here), 0);  // panels done of each block of rows and head
+    by_tiles(pool, scratch, w, x, rows, span, [&](long row, long count, long panel, int panels, const float* products, int) {
+        for (long r = 0; r < count; r++)
+            put_products(products + r * panels * LANES, bias, panel * LANES, panels * LANES, y + (row + r) * ldy);
+        std::atomic_ref<int> done(counts[size_t(row / block_of(rows) * here + panel / span)]);
+        if (done.fetch_add(panels, std::memory_order_acq_rel) + panels < span) return;
+        for (long r = 0; r < count; r++) finish_head(heads, row + r, first + panel / span, y + (row + r) * ldy + panel / span * size);
+    });
+}
 
 struct Attend {
     const Cache* cache;
@@ -547,7 +601,7 @@ void attention(Pool& pool, Scratch* scratch, const Attend& a, std::vector<Piece>
 
 // ---- the program
 
-enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTENTION };
+enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTENTION, PROJECT };
 
 }  // namespace
 
@@ -555,9 +609,9 @@ enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTEN
 struct Instruction {
     int32_t op, kind, epilogue, rope;
     int32_t src, dst, other;  // buffers
-    int32_t integer;
+    int32_t integer, cache_kind;
     int64_t n, k, heads, kv_heads, head, rotated, block, window, offset;
-    const void *weight, *second, *third;
+    const void *weight, *bias, *sinks, *keys, *values, *q_norm, *k_norm;
     float f0, f1;
 };
 
@@ -566,6 +620,7 @@ struct Machine {
     std::unique_ptr<Scratch[]> scratch;
     std::vector<Piece> pieces;
     std::vector<float> parts;
+    std::vector<int> counts;
     Room room;
     explicit Machine(int threads) : pool(threads), scratch(new Scratch[size_t(threads)]) {}
 };
@@ -578,6 +633,10 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
     long lds = widths[in.src], ldd = widths[in.dst], ldo = widths[in.other];
     const float* weight = (const float*)in.weight;
     Weight w{in.kind, in.n, in.k, (const uint8_t*)in.weight, in.integer != 0};
+    Cache cache{in.cache_kind, (uint8_t*)in.keys, (uint8_t*)in.values, in.kv_heads, in.head, in.block};
+    auto heads = [&] {
+        return Heads{cache, in.heads, in.rotated, step.angles[in.rope], step.slots, (const float*)in.q_norm, (const float*)in.k_norm, in.f0};
+    };
     switch (in.op) {
         case EMBED: {
             bool threads = rows > 1;
@@ -603,7 +662,7 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
             });
             break;
         case LINEAR:
-            linear(m.pool, m.scratch.get(), w, (const float*)in.second, in.epilogue, prepare(m.pool, m.room, w, src, lds, rows),
+            linear(m.pool, m.scratch.get(), w, (const float*)in.bias, in.epilogue, prepare(m.pool, m.room, w, src, lds, rows),
                    rows, dst + in.offset, ldd);
             break;
         case HEAD_NORM:
@@ -614,23 +673,19 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
                 }
             });
             break;
+        case PROJECT:
+            project(m.pool, m.scratch.get(), m.counts, w, (const float*)in.bias, heads(), in.offset / in.head,
+                    prepare(m.pool, m.room, w, src, lds, rows), rows, dst + in.offset, ldd);
+            break;
         case ROTATE_AND_STORE: {
-            long half = in.rotated / 2;
-            Cache c{in.kind, (uint8_t*)in.weight, (uint8_t*)in.second, in.kv_heads, in.head, in.block};
+            Heads h = heads();
             by_rows(m.pool, rows, lds * 2, [&](long r) {
-                const float* angles = step.angles[in.rope] + r * in.rotated;
-                float* x = src + r * lds;
-                for (long h = 0; h < in.heads + in.kv_heads; h++) rotate(x + h * in.head, angles, half);
-                for (long g = 0; g < in.kv_heads; g++) {
-                    const float* k = x + (in.heads + g) * in.head;
-                    write_cache(c, step.slots[r], g, k, k + in.kv_heads * in.head);
-                }
+                for (long i = 0; i < in.heads + 2 * in.kv_heads; i++) finish_head(h, r, i, src + r * lds + i * in.head);
             });
             break;
         }
         case ATTENTION: {
-            Cache c{in.kind, (uint8_t*)in.weight, (uint8_t*)in.second, in.kv_heads, in.head, in.block};
-            Attend a{&c, &step, src, lds, dst, ldd, in.heads, in.f0, in.f1, in.window, (const float*)in.third};
+            Attend a{&cache, &step, src, lds, dst, ldd, in.heads, in.f0, in.f1, in.window, (const float*)in.sinks};
             attention(m.pool, m.scratch.get(), a, m.pieces, m.parts);
             break;
         }

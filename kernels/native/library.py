@@ -61,9 +61,12 @@ class Instruction(ctypes.Structure):
     """As in cpu.cpp."""
 
     _fields_ = (
-        *((name, c_int32) for name in ("op", "kind", "epilogue", "rope", "src", "dst", "other", "integer")),
+        *(
+            (name, c_int32)
+            for name in ("op", "kind", "epilogue", "rope", "src", "dst", "other", "integer", "cache_kind")
+        ),
         *((name, c_int64) for name in ("n", "k", "heads", "kv_heads", "head", "rotated", "block", "window", "offset")),
-        *((name, c_void_p) for name in ("weight", "second", "third")),
+        *((name, c_void_p) for name in ("weight", "bias", "sinks", "keys", "values", "q_norm", "k_norm")),
         *((name, c_float) for name in ("f0", "f1")),
     )
 

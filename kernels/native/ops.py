@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rayllm_kernels.batch import AttentionBatch
 from rayllm_kernels.native.library import Epilogue, Machine, pair
-from rayllm_kernels.native.program import LayerCache, Program, cache_shape
+from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_shape
 
 NO_ANGLES = torch.zeros(0)
 
@@ -50,7 +50,7 @@ class NativeOps:
         qkv = torch.cat((q_TNH, k_TGH, k_TGH), dim=1).flatten(1)
         program = _program(tokens, qkv)
         cache = LayerCache(-(-tokens // 16), 16, kv_heads, q_TNH.shape[2], torch.float32)
-        program.rotate_and_store(0, 0, cos_sin_TR.shape[1], heads, cache)
+        program.rotate_and_store(0, Heads(heads, 0, cos_sin_TR.shape[1]), cache)
         batch = _batch_of_slots(torch.arange(tokens))
         rotated = self._run(program, tokens, 0, batch, cos_sin_TR.contiguous()).view(tokens, -1, q_TNH.shape[2])
         q, k, _ = rotated.to(q_TNH.dtype).split((heads, kv_heads, kv_heads), dim=1)
@@ -84,7 +84,7 @@ class NativeOps:
     def write_kv(self, k_TGH: Tensor, v_TGH: Tensor, cache: Tensor, slot_mapping_T: Tensor) -> None:
         """See `attention.write_kv`; a rotation of no entries."""
         program = _program(len(k_TGH), torch.cat((k_TGH, v_TGH), dim=1).flatten(1))
-        program.rotate_and_store(0, 0, 0, 0, LayerCache.view_of(cache, k_TGH.shape[2]))
+        program.rotate_and_store(0, Heads(0, 0, 0), LayerCache.view_of(cache, k_TGH.shape[2]))
         self._run(program, len(k_TGH), 0, _batch_of_slots(slot_mapping_T))
 
     def paged_attention(

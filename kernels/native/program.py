@@ -5,7 +5,9 @@ number; the fields they use are written by the method of the same name below, an
 """
 
 from ctypes import c_int64, c_void_p
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ class Op(IntEnum):
     HEAD_NORM = 5
     ROTATE_AND_STORE = 6
     ATTENTION = 7
+    PROJECT = 8
 
 
 class Program:
@@ -68,10 +71,26 @@ class Program:
     ) -> None:
         """Products of src with a matrix, from column `offset` on; or act(gate) * up, of a matrix that `pair` made."""
         assert weight.k <= self._widths[src]
-        second = None if bias is None else self._floats(bias)
+        self._add(Op.LINEAR, src=src, dst=dst, epilogue=epilogue, offset=offset, **self._product(weight, bias))
+
+    def project(
+        self,
+        src: int,
+        qkv: int,
+        weight: Packed,
+        bias: Tensor | None,
+        heads: "Heads",
+        cache: "LayerCache",
+        offset: int = 0,
+    ) -> None:
+        """As `linear` and then `rotate_and_store`, of whole heads: those that begin at column `offset`.
+
+        A head is finished as soon as its products are there. Its size is a multiple of 16.
+        """
+        assert cache.head_size % 16 == 0, cache.head_size
         self._add(
-            Op.LINEAR, src=src, dst=dst, kind=weight.kind, integer=weight.integer, epilogue=epilogue, n=weight.n,
-            k=weight.k, offset=offset, weight=self._packed(weight), second=second,
+            Op.PROJECT, src=src, dst=qkv, offset=offset,
+            **self._product(weight, bias), **self._heads(heads), **self._cache(cache),
         )  # fmt: skip
 
     def head_norm(self, buffer: int, offset: int, heads: int, weight: Tensor, eps: float) -> None:
@@ -80,9 +99,9 @@ class Program:
             Op.HEAD_NORM, src=buffer, offset=offset, heads=heads, head=len(weight), weight=self._floats(weight), f0=eps
         )
 
-    def rotate_and_store(self, qkv: int, rope: int, rotated: int, heads: int, cache: "LayerCache") -> None:
-        """Rotate queries and keys in place and store keys and values at the step's slots."""
-        self._add(Op.ROTATE_AND_STORE, src=qkv, rope=rope, rotated=rotated, heads=heads, **self._cache(cache))
+    def rotate_and_store(self, qkv: int, heads: "Heads", cache: "LayerCache") -> None:
+        """Norm and rotate queries and keys in place and store keys and values at the step's slots."""
+        self._add(Op.ROTATE_AND_STORE, src=qkv, **self._heads(heads), **self._cache(cache))
 
     def attention(
         self,
@@ -98,7 +117,7 @@ class Program:
         """Causal attention of the queries over the cache."""
         self._add(
             Op.ATTENTION, src=qkv, dst=dst, heads=heads, f0=scale, f1=cap or 0.0, window=window or 0,
-            third=None if sinks_N is None else self._floats(sinks_N), **self._cache(cache),
+            sinks=None if sinks_N is None else self._floats(sinks_N), **self._cache(cache),
         )  # fmt: skip
 
     def finish(self) -> None:
@@ -139,14 +158,44 @@ class Program:
         self._kept.append(weight)
         return weight.address
 
+    def _product(self, weight: Packed, bias: Tensor | None) -> dict[str, Any]:
+        """Fields that describe a matrix."""
+        return {
+            "kind": weight.kind, "integer": weight.integer, "n": weight.n, "k": weight.k,
+            "weight": self._packed(weight), "bias": None if bias is None else self._floats(bias),
+        }  # fmt: skip
+
+    def _heads(self, heads: "Heads") -> dict[str, Any]:
+        """Fields that say what becomes of heads."""
+        norms = {"q_norm": heads.q_norm, "k_norm": heads.k_norm}
+        return {
+            "heads": heads.queries, "rope": heads.rope, "rotated": heads.rotated, "f0": heads.eps,
+            **{name: self._floats(weight) for name, weight in norms.items() if weight is not None},
+        }  # fmt: skip
+
     def _cache(self, cache: "LayerCache") -> dict[str, int]:
         """Fields that describe a cache."""
         keys, values = cache.parts()
         self._kept.append(cache)
         return {
-            "kind": KIND_OF[keys.dtype], "kv_heads": cache.kv_heads, "head": cache.head_size,
-            "block": cache.block_size, "weight": keys.data_ptr(), "second": values.data_ptr(),
+            "cache_kind": KIND_OF[keys.dtype], "kv_heads": cache.kv_heads, "head": cache.head_size,
+            "block": cache.block_size, "keys": keys.data_ptr(), "values": values.data_ptr(),
         }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What becomes of heads: `queries` of queries, then those of keys and of values, as many as the cache has."""
+
+    queries: int
+    rope: int
+    """Which of the step's angles."""
+    rotated: int
+    """Columns of a head that are rotated."""
+    q_norm: Tensor | None = None
+    """(head size) for an RMS norm of each query head before that; none without."""
+    k_norm: Tensor | None = None
+    eps: float = 0.0
 
 
 class LayerCache:

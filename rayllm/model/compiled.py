@@ -7,7 +7,7 @@ the same bits whatever else is in the step, because every sum in the kernels has
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from rayllm.model.layers import ColumnLinear, Norm, Quantized, RowLinear, SplitN
 from rayllm.model.spec import Activation, CacheSpec
 from rayllm_kernels import AttentionBatch
 from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, Packed, pair
-from rayllm_kernels.native.program import LayerCache, Program, cache_bytes, fits
+from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_bytes, fits
 
 KEPT_KINDS = frozenset(kind.name for kind in BLOCK)
 """Quantized kinds that are multiplied as they are stored."""
@@ -134,16 +134,20 @@ class CompiledDecoder:
     def _attention(self, program: Program, layer: "_Layer", index: int, cache: LayerCache) -> None:
         spec = self.spec
         query = spec.num_heads * spec.head_size
-        layer.qkv.emit(program, NORMED if layer.input_norm is not None else RESIDUAL, QKV)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            if spec.qk_norm == "head":
-                program.head_norm(QKV, 0, spec.num_heads, layer.q_norm, spec.norm_eps)
-                program.head_norm(QKV, query, spec.num_kv_heads, layer.k_norm, spec.norm_eps)
-            else:
+        source = NORMED if layer.input_norm is not None else RESIDUAL
+        rope = spec.layer_rope[index]
+        heads = Heads(spec.num_heads, rope, spec.ropes[rope].size)
+        if spec.qk_norm == "head":
+            heads = replace(heads, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps)
+        if spec.head_size % 16 == 0 and spec.qk_norm != "all":
+            for offset, matrix, bias in layer.qkv.parts():
+                program.project(source, QKV, matrix, bias, heads, cache, offset)
+        else:
+            layer.qkv.emit(program, source, QKV)
+            if spec.qk_norm == "all" and layer.q_norm is not None and layer.k_norm is not None:
                 program.norm(QKV, QKV, layer.q_norm, spec.norm_eps)
                 program.norm(QKV, QKV, layer.k_norm, spec.norm_eps, offset=query)
-        rope = spec.layer_rope[index]
-        program.rotate_and_store(QKV, rope, spec.ropes[rope].size, spec.num_heads, cache)
+            program.rotate_and_store(QKV, heads, cache)
         program.attention(
             QKV, ATTENDED, spec.num_heads, spec.query_scale, spec.attention_soft_cap, spec.windows[index], cache
         )
@@ -181,9 +185,13 @@ class _Product:
 
     def emit(self, program: Program, src: int, dst: int) -> None:
         """Append the products to a program."""
-        for offset, matrix in self.pieces:
-            bias = None if self._bias is None else self._bias[offset : offset + matrix.n]
+        for offset, matrix, bias in self.parts():
             program.linear(src, dst, matrix, bias, offset=offset)
+
+    def parts(self) -> Iterator[tuple[int, Packed, Tensor | None]]:
+        """(first output column, matrix, its bias)."""
+        for offset, matrix in self.pieces:
+            yield offset, matrix, None if self._bias is None else self._bias[offset : offset + matrix.n]
 
 
 def _runs(layer: ColumnLinear | RowLinear | VocabTable) -> Iterator[tuple[int, Tensor | Quantized]]:

@@ -117,5 +117,3 @@ def _in_halves(values: Tensor, head_size: int) -> Tensor:
     assert len(values) % head_size == 0, (values.shape, head_size)
     pairs = values.view(-1, head_size // 2, 2, *values.shape[1:])
     return pairs.transpose(1, 2).reshape(values.shape)
-
-

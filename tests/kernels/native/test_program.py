@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rayllm_kernels import REFERENCE, AttentionBatch
 from rayllm_kernels.native.library import BLOCK, Kind, Machine
-from rayllm_kernels.native.program import LayerCache, Program, cache_bytes, cache_shape
+from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_bytes, cache_shape
 from tests.kernels.conftest import library_of
 from tests.kernels.native.test_products import random_blocks
 
@@ -103,7 +103,7 @@ def test_rotation_leaves_values(bench: Bench) -> None:
     """Queries and keys are turned in place; the values behind them stay."""
     cache = LayerCache(1, 16, 1, 10, torch.float32)
     angles = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(ROWS, 1)  # a quarter turn of four entries
-    bench.program.rotate_and_store(0, 0, 4, 2, cache)
+    bench.program.rotate_and_store(0, Heads(2, 0, 4), cache)
     bench.program.finish()
     batch = AttentionBatch.from_numpy(np.array([0, ROWS]), np.array([ROWS]), np.zeros((1, 1)), np.arange(ROWS))
     out = bench.program.run(bench._machine, torch.zeros(ROWS), batch, [angles], 0)
@@ -123,3 +123,41 @@ def test_a_cache_takes_what_it_says(block_size: int, head_size: int) -> None:
         cache = torch.empty(cache_shape(5, block_size, 3, head_size), dtype=dtype)
         keys, values = LayerCache.view_of(cache, head_size).parts()
         assert cache.nbytes == keys.nbytes + values.nbytes == size
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("head_size", [16, 80, 144])
+@pytest.mark.parametrize("rows", [1, 7, 200])
+def test_projection_is_the_product_then_the_rotation(variant: str, threads: int, head_size: int, rows: int) -> None:
+    """The same bits, of all heads at once or of a part of them, with norms and biases and without."""
+    machine = Machine(threads, library_of(variant))
+    queries, keys, depth = 3, 2, 40
+    columns = (queries + 2 * keys) * head_size
+    weight, bias, x = torch.randn(columns, depth), torch.randn(columns), torch.randn(rows, depth)
+    angles = torch.randn(rows, 8)
+    batch = AttentionBatch.from_numpy(
+        np.array([0, rows]), np.array([rows]), np.zeros((1, 1)), np.random.default_rng(0).permutation(rows)
+    )
+    for norms in (False, True):
+        q_norm, k_norm = (torch.randn(head_size) if norms else None for _ in range(2))
+        heads = Heads(queries, 0, 8, q_norm, k_norm, 0.1)
+        results = []
+        for fused in (False, True):
+            cache = LayerCache(-(-rows // 16), 16, keys, head_size, torch.bfloat16)
+            program = Program((depth, columns), rows)
+            program.buffer(0).copy_(x)
+            program.buffer(1).fill_(NAN)
+            for begin, end in ((0, queries * head_size), (queries * head_size, columns)):
+                packed = machine.pack(weight[begin:end])
+                part_bias = bias[begin:end] if norms else None
+                if fused:
+                    program.project(0, 1, packed, part_bias, heads, cache, offset=begin)
+                else:
+                    program.linear(0, 1, packed, part_bias, offset=begin)
+            if not fused:
+                program.rotate_and_store(1, heads, cache)
+            program.finish()
+            out = program.run(machine, torch.zeros(rows), batch, [angles], 1).clone()
+            results.append((out, *cache.parts()))
+        for one, other in zip(*results, strict=True):
+            assert torch.equal(one, other)
