@@ -42,6 +42,8 @@ CACHE = ("kv_cache_shape", "write_kv", "paged_attention")
 """These share the cache's layout, so they come from one implementation."""
 TRITON_TRIED = False
 """Interpreted they pass the tests, and they compile, but no GPU has run them: none was at hand. Set it when one has."""
+FLASH_TRIED = False
+"""The same of vllm-flash-attn, of which the tests know the interface only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,9 @@ def implementations() -> tuple[Implementation, ...]:
         Implementation(
             name="triton", operations=(*ROWS, *CACHE), platforms=("cuda",), priority=10, load=_triton,
             why_not=_not_triton,
+        ),
+        Implementation(
+            name="flash", operations=CACHE, platforms=("cuda",), priority=5, load=_flash, why_not=_not_flash,
         ),
     )  # fmt: skip
 
@@ -177,6 +182,26 @@ def _not_triton(needs: Needs) -> str | None:
     if needs.head_size is not None and needs.head_size > 256:
         return f"heads of {needs.head_size}"
     return None
+
+
+def _flash() -> Any:
+    from rayllm_kernels import flash
+
+    return flash
+
+
+def _not_flash(needs: Needs) -> str | None:
+    if find_spec("vllm_flash_attn") is None:
+        return "not installed"
+    if not FLASH_TRIED:
+        return "not yet run on a GPU"
+    if needs.dtype not in (None, torch.float16, torch.bfloat16):
+        return f"{needs.dtype}"
+    if needs.head_size is not None and (needs.head_size > 256 or needs.head_size % 8):
+        return f"heads of {needs.head_size}"
+    if needs.block_size is not None and needs.block_size % 16:
+        return f"blocks of {needs.block_size} tokens"
+    return "attention sinks" if needs.sinks else None
 
 
 def _native() -> Any:

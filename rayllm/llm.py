@@ -19,6 +19,7 @@ from rayllm.config.model_facts import read_model_facts
 from rayllm.config.parser import parse_mapping
 from rayllm.config.registry import registry
 from rayllm.config.resolve import resolve
+from rayllm.config.states import check_states
 from rayllm.engine.engine import Engine, Outputs
 from rayllm.errors import EngineDead, GenerationFailed, RequestError
 from rayllm.messages.engine import Add
@@ -73,7 +74,9 @@ class LLM:
         """
         values = registry().values(parse_mapping({"model": model, **options}, registry()))
         facts = read_model_facts(values["model"])
-        resolved = resolve(values, facts, probe_hardware(), read_files(values, facts))
+        hardware = probe_hardware()
+        check_states(values, registry(), hardware)
+        resolved = resolve(values, facts, hardware, read_files(values, facts))
         frontend = resolved.serve.frontend
         self.config = resolved.engine
         self._defaults = frontend.generation_defaults

@@ -1,19 +1,25 @@
 """The command `rayllm`."""
 
+import json
+import logging
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 from rayllm.config.environment import Environment
-from rayllm.config.help import render_help
+from rayllm.config.help import completion, describe, options_table, render_help
 from rayllm.config.load import load
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
 from rayllm.errors import ConfigError, RayLLMError
 from rayllm.serving.logs import configure_logging
 
+log = logging.getLogger(__name__)
+
 USAGE = """usage: rayllm serve MODEL [options]
-       rayllm serve --help
+       rayllm serve --help[=all|SECTION|OPTION|WORD]
+       rayllm options [--json] [--legacy]
+       rayllm completion bash|zsh|fish
        rayllm --version
 """
 
@@ -30,6 +36,13 @@ def main(arguments: Sequence[str] | None = None, variables: MutableMapping[str, 
             return 0
         case ["serve", *rest]:
             return _serve(rest, variables)
+        case ["options", *rest] if set(rest) <= {"--json", "--legacy"}:
+            options = [old.option for old in registry().legacy.values()] if "--legacy" in rest else list(registry())
+            as_json = json.dumps([describe(option) for option in options], indent=1)
+            print(as_json if "--json" in rest else options_table(options), end="\n" if "--json" in rest else "")
+            return 0
+        case ["completion", shell]:
+            return _told(lambda: completion(registry(), shell))
         case ["-h" | "--help" | "help"]:
             print(USAGE, end="")
             return 0
@@ -39,14 +52,17 @@ def main(arguments: Sequence[str] | None = None, variables: MutableMapping[str, 
 
 
 def _serve(arguments: Sequence[str], variables: MutableMapping[str, str]) -> int:
-    if "--help" in arguments or "-h" in arguments:
-        print(render_help(registry()), end="")
-        return 0
+    for argument in arguments:
+        name, _, topic = argument.partition("=")
+        if name in ("--help", "-h"):
+            return _told(lambda topic=topic: render_help(registry(), topic))
     try:
         environment = Environment.read(variables)
         configure_logging(environment.logging_level)
         values = parse_arguments(arguments, registry())
         resolved = load(values, environment.api_key)
+        for note in resolved.notes:
+            log.warning(note)
         from rayllm.serving.launch import serve_model
 
         return serve_model(resolved, environment, variables)
@@ -56,6 +72,16 @@ def _serve(arguments: Sequence[str], variables: MutableMapping[str, str]) -> int
     except RayLLMError as error:
         print(f"rayllm: {error}", file=sys.stderr)
         return 1
+
+
+def _told(text: Callable[[], str]) -> int:
+    """Print a text; the exit status."""
+    try:
+        print(text(), end="")
+    except ConfigError as error:
+        print(f"rayllm: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

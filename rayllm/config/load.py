@@ -1,11 +1,13 @@
 """From option values to resolved settings, reading what has to be read: the model's facts, files, the machine."""
 
+from dataclasses import replace
+
 from rayllm.config.files import read_files
 from rayllm.config.hardware import probe_hardware
 from rayllm.config.model_facts import read_model_facts
-from rayllm.config.registry import Values
+from rayllm.config.registry import Values, registry
 from rayllm.config.resolve import Resolved, resolve
-from rayllm.errors import ConfigError
+from rayllm.config.states import check_states
 
 
 def load(values: Values, api_key: str | None = None) -> Resolved:
@@ -15,7 +17,8 @@ def load(values: Values, api_key: str | None = None) -> Resolved:
         ConfigError: an option cannot be honoured.
         ModelError: the model's files cannot be used.
     """
-    if values["model"] is None:
-        raise ConfigError("--model", "is missing", "name a model folder or a GGUF file")
+    hardware = probe_hardware()
+    warnings = check_states(values, registry(), hardware)
     facts = read_model_facts(values["model"])
-    return resolve(values, facts, probe_hardware(), read_files(values, facts), api_key)
+    resolved = resolve(values, facts, hardware, read_files(values, facts), api_key)
+    return replace(resolved, notes=(*values.notes, *warnings, *resolved.notes))

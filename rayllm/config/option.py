@@ -1,13 +1,14 @@
-"""What an option is: its name, type, default, limits and help, declared once.
+"""What an option is: its name, type, default, limits, state and help, declared once.
 
-The command line, YAML files, application configs and `--help` are all derived from these declarations, so that a value
-means the same wherever it is written. Values are checked here, one at a time; what depends on several options, on the
-model or on the machine is checked by `rayllm.config.resolve`.
+The command line, YAML files, application configs, `--help` and the table of options are all derived from these
+declarations, so that a value means the same wherever it is written. Values are checked here, one at a time; what
+depends on several options, on the model or on the machine is checked by `rayllm.config.resolve`.
 """
 
+import difflib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
@@ -21,12 +22,22 @@ Check = Callable[[Any], str | None]
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
+class State(Enum):
+    """Whether an option is honoured."""
+
+    EFFECTIVE = "effective"
+    CUDA = "cuda"
+    """On a CUDA GPU only; without one it is refused, or warned of."""
+    PLANNED = "planned"
+    """Not yet: refused."""
+
+
 class Kind(Enum):
     """How an option's value is written and what it becomes."""
 
     BOOL = "bool"
     INT = "int"
-    HUMAN_INT = "human-readable int"
+    HUMAN_INT = "human_int"
     FLOAT = "float"
     STR = "str"
     ENUM = "enum"
@@ -41,20 +52,41 @@ class Option:
     name: str
     kind: Kind
     help: str
+    state: State = State.EFFECTIVE
     default: Any = None
-    choices: tuple[str, ...] = ()
-    """ENUM: the closed set. STR: known values, for `--help`; `check` decides."""
+    unit: str = ""
+    """Of numbers."""
+    choices: tuple[str | int, ...] = ()
+    """ENUM, INT: the closed set. STR: known values, for `--help`; `check` decides."""
     aliases: tuple[str, ...] = ()
     """Other spellings with their dashes, such as `-tp`."""
     negatable: bool = True
     """BOOL: whether `--no-NAME` exists."""
     separator: str | None = None
     """LIST: what parts the elements of one argument, where one argument may hold several."""
+    integers: bool = False
+    """LIST: whether the elements are integers."""
+    repeats: bool = False
+    """LIST: whether a second use adds to the first."""
+    keyed: bool = False
+    """JSON: whether the default has all the keys there are; those not given keep their defaults."""
+    plain: bool = False
+    """JSON: whether text that is no JSON stands for itself."""
+    bare: bool = False
+    """STR: whether it may stand without a value, which then is True."""
     minimum: float | None = None
     maximum: float | None = None
     check: Check | None = None
     auto: bool = False
     """HUMAN_INT: whether `auto` and -1 are taken; both become -1."""
+    honoured: tuple[Any, ...] = ()
+    """Not EFFECTIVE: values that ask for what is done anyway, beside the default."""
+    warns: bool = False
+    """CUDA: whether it is warned of, not refused, where there is no GPU."""
+    why: str = ""
+    """Not EFFECTIVE: the reason, if there is more to say than the state does."""
+    cure: str = ""
+    """Not EFFECTIVE: what to do instead."""
     section: str = ""
     """Set by the registry from the section it is declared in."""
 
@@ -78,11 +110,10 @@ class Option:
             ConfigError: it is none of this option's values.
         """
         if self.kind is Kind.LIST:
-            items = value if isinstance(value, list | tuple) else [value]
-            return self.checked([item if isinstance(item, dict) else str(item) for item in items])
+            return self.checked(_items(self, value if isinstance(value, list | tuple) else [value]))
         if self.kind is Kind.JSON and not isinstance(value, str):
             return self.checked(value)
-        if self.kind is Kind.BOOL and isinstance(value, bool):
+        if isinstance(value, bool) and (self.kind is Kind.BOOL or self.bare):
             return self.checked(value)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ConfigError(self.flag, f"{value!r} is not a value of type {self.kind.value}")
@@ -99,9 +130,41 @@ class Option:
                 raise ConfigError(self.flag, f"{value} is below {self.minimum}, the smallest value")
             if self.maximum is not None and value > self.maximum:
                 raise ConfigError(self.flag, f"{value} is above {self.maximum}, the largest value")
+            if self.kind is Kind.INT and self.choices and value not in self.choices:
+                raise ConfigError(self.flag, f"{value} is not one of {', '.join(map(str, self.choices))}")
+        if self.keyed:
+            _check_keys(self.flag, value, self.default)
         if self.check is not None and (reason := self.check(value)):
             raise ConfigError(self.flag, reason)
         return value
+
+
+def spellings(option: Option) -> list[str]:
+    """All of them, the name first."""
+    negative = [f"--no-{option.name}"] if option.kind is Kind.BOOL and option.negatable else []
+    return [option.flag, *negative, *option.aliases]
+
+
+def _check_keys(path: str, value: Any, default: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for a key that the default lacks, or a value of another type than its own."""
+    if not isinstance(value, dict):
+        raise ConfigError(path, f"{value!r} is not a JSON object")
+    for key, part in value.items():
+        if key not in default:
+            near = difflib.get_close_matches(key, default, n=1)
+            cure = f"did you mean {near[0]}?" if near else f"its keys are {', '.join(default)}"
+            raise ConfigError(f"{path}.{key}", "is not a key of this option", cure)
+        wanted = default[key]
+        if isinstance(wanted, dict) and wanted:
+            _check_keys(f"{path}.{key}", part, wanted)
+        elif wanted is not None and part is not None and not _alike(part, wanted):
+            raise ConfigError(f"{path}.{key}", f"{part!r} is not of the type of its default, {json.dumps(wanted)}")
+
+
+def _alike(value: Any, default: Any) -> bool:
+    if isinstance(value, bool) or isinstance(default, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(value, type(default))
 
 
 def human_int(text: str) -> int:
@@ -158,10 +221,10 @@ def _read_str(option: Option, text: str) -> str:
     return text
 
 
-def _read_enum(option: Option, text: str) -> str:
+def _read_enum(option: Option, text: str) -> str | None:
     if text not in option.choices:
-        raise ConfigError(option.flag, f"{text!r} is not one of {', '.join(option.choices)}")
-    return text
+        raise ConfigError(option.flag, f"{text!r} is not one of {', '.join(map(str, option.choices))}")
+    return None if text == "None" else text
 
 
 def _read_list(option: Option, text: str) -> list[Any]:
@@ -169,10 +232,17 @@ def _read_list(option: Option, text: str) -> list[Any]:
         items = read_json(option, text)
         if not isinstance(items, list):
             raise ConfigError(option.flag, f"{text!r} is not a JSON list")
-        return [item if isinstance(item, dict) else str(item) for item in items]
+        return _items(option, items)
     if option.separator is not None:
         return [part.strip() for part in text.split(option.separator) if part.strip()]
-    return [text]
+    return _items(option, [text])
+
+
+def _items(option: Option, items: Iterable[Any]) -> list[Any]:
+    """Elements of a list as they are kept: objects, integers or text."""
+    if option.integers:
+        return [_read_int(option, str(item)) for item in items]
+    return [item if isinstance(item, dict) else str(item) for item in items]
 
 
 def read_json(option: Option, text: str) -> Any:
@@ -184,6 +254,8 @@ def read_json(option: Option, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
+        if option.plain:
+            return text
         raise ConfigError(option.flag, f"{text!r} is not JSON ({error})", "quote it for the shell with '...'") from None
 
 

@@ -86,6 +86,8 @@ class _Arguments:
         return self._given
 
     def _take_option(self, token: str) -> None:
+        if re.fullmatch(r"-O\d+", token):
+            token = f"-O={token[2:]}"
         spelling, equals, text = token.partition("=")
         spelling, dot, path = spelling.partition(".")
         option, negated = self._lookup(spelling, token)
@@ -97,7 +99,11 @@ class _Arguments:
                 raise ConfigError(option.flag, "takes no value", f"write {option.flag} or --no-{option.name}")
             self._given[option.name] = option.checked(not negated)
         elif option.kind is Kind.LIST:
-            self._given[option.name] = option.checked(self._list_items(option, inline))
+            items = self._list_items(option, inline)
+            before = self._given.get(option.name, []) if option.repeats else []
+            self._given[option.name] = option.checked([*before, *items])
+        elif option.bare and inline is None and (not self._rest or _is_option(self._rest[0])):
+            self._given[option.name] = True
         elif option.kind is Kind.JSON:
             self._merge_json(option, read_json(option, self._value(option, inline)))
         else:
@@ -108,7 +114,7 @@ class _Arguments:
         if not spelling.startswith("--"):
             option = self._registry.alias(spelling)
             if option is None:
-                raise ConfigError(token, "is not an option", "see --help")
+                raise ConfigError(token, "is not an option", "see --help=all")
             return option, False
         name = spelling[2:].replace("_", "-")
         if name.startswith("no-"):

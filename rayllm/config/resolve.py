@@ -30,6 +30,8 @@ class Resolved:
 
     engine: EngineConfig
     serve: ServeSettings
+    notes: tuple[str, ...] = ()
+    """What the user should know: options without effect, or that are about to go."""
 
 
 def resolve(
@@ -133,7 +135,6 @@ def _resolve_serve(
         frontend=frontend,
         http=http,
         engines=values["data-parallel-size"],
-        ray_address=values["ray-address"],
         log_stats=not values["disable-log-stats"],
     )
 

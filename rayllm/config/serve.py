@@ -63,5 +63,4 @@ class ServeSettings:
     frontend: FrontendSettings
     http: HttpSettings
     engines: int = 1
-    ray_address: str | None = None
     log_stats: bool = True

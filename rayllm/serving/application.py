@@ -44,7 +44,6 @@ SERVE_ONLY = (
     "uvicorn-log-level",
     "disable-uvicorn-access-log",
     "shutdown-timeout",
-    "ray-address",
     "config",
 )
 """Options of `rayllm serve` that Serve's own configuration decides under `serve run`."""

@@ -50,7 +50,7 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
     began = time.monotonic()
     check_model(resolved.engine)
     listener = bind(resolved.serve.http)
-    address = resolved.serve.ray_address or variables.get("RAY_ADDRESS") or None
+    address = variables.get("RAY_ADDRESS") or None
     cluster = Cluster(address, variables)
     launch = _Launch(resolved, environment, cluster, listener, began)
     return run_in_loop(launch.run())

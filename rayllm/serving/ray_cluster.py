@@ -83,7 +83,7 @@ class Cluster:
             try:
                 ray.init(address=self._address, logging_level=logging.ERROR, log_to_driver=True)
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ConfigError("--ray-address", f"cannot join the Ray cluster at {self._address}: {error}") from None
+                raise ConfigError("RAY_ADDRESS", f"cannot join the Ray cluster at {self._address}: {error}") from None
             self._serve_was_there = _serve_runs()
         # A cluster that runs Serve keeps its proxies: this only applies where Serve is not running yet.
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
@@ -107,7 +107,7 @@ class Cluster:
         if not self.private and (taken := {name for name, _ in apps} & serve.status().applications.keys()):
             name = min(taken)
             raise ConfigError(
-                "--ray-address", f"the cluster runs an application {name!r} already", "end that one first"
+                "RAY_ADDRESS", f"the cluster runs an application {name!r} already", "end that one first"
             )
         self._apps += [name for name, _ in apps]
         logging_config = {"log_level": "ERROR", "enable_access_log": False}
@@ -190,7 +190,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=JOIN_S).close()
     except OSError as error:
-        raise ConfigError("--ray-address", f"no Ray cluster answers at {address}: {error}") from None
+        raise ConfigError("RAY_ADDRESS", f"no Ray cluster answers at {address}: {error}") from None
 
 
 def _private_variables(folder: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The command's answers that need no Ray: help, version, and errors that end it at once."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def test_usage(capsys):
 
 
 def test_help_tells_of_every_option(capsys):
-    status, out, _ = run(capsys, "serve", "--help")
+    status, out, _ = run(capsys, "serve", "--help=all")
     assert status == 0
     for option in registry():
         assert option.flag in out or f"--[no-]{option.name}" in out
@@ -39,10 +40,12 @@ def test_help_tells_of_every_option(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["serve"], "--model: is missing"),
+        (["serve"], "Qwen/Qwen3-0.6B"),
+        (["serve", "--help=nothing-of-this"], "--help=nothing-of-this: finds nothing"),
+        (["completion", "tcsh"], "bash, zsh, fish"),
         (["serve", "/no/such/model"], "/no/such/model"),
         (["serve", "m", "--prt", "1"], "--prt: is not an option; did you mean --port"),
-        (["serve", "m", "--lora-dtype", "auto"], "--lora-dtype: is not supported yet"),
+        (["serve", "m", "--lora-dtype", "float16"], "--lora-dtype: is not supported yet"),
         (["serve", "m", "-tp", "2"], "--tensor-parallel-size"),
         (["serve", "m", "--no-enable-chunked-prefill"], "--enable-chunked-prefill"),
     ],
@@ -79,3 +82,74 @@ def test_checking_options_loads_neither_ray_nor_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_help_is_short_and_leads_on(capsys):
+    status, out, _ = run(capsys, "serve", "--help")
+    assert status == 0
+    assert len(out.splitlines()) < 50
+    for topic in ("all", "SECTION", "OPTION"):
+        assert f"--help={topic}" in out
+
+
+@pytest.mark.parametrize(
+    ("topic", "there", "not_there"),
+    [
+        ("max-model-len", "--max-model-len HUMAN_INT", "--port"),
+        ("--max_model_len", "--max-model-len HUMAN_INT", "--port"),
+        ("-tp", "--tensor-parallel-size", "--port"),
+        ("cache", "--block-size", "--port"),
+        ("prometheus", "", ""),
+        ("certificate", "--ssl-certfile", "--block-size"),
+        ("compilation-config", "cudagraph_mode", "--port"),
+    ],
+)
+def test_help_of_a_topic(capsys, topic, there, not_there):
+    status, out, err = run(capsys, "serve", f"--help={topic}")
+    if not there:
+        assert (status, out) == (1, "")
+        assert "finds nothing" in err
+        return
+    assert status == 0
+    assert there in out
+    assert not_there not in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_options_for_machines(capsys):
+    status, out, _ = run(capsys, "options", "--json")
+    options = json.loads(out)
+    assert status == 0
+    assert len(options) == 227
+    assert {option["state"] for option in options} == {"effective", "cuda", "planned"}
+    assert options[1] | {"help": ""} == {
+        "name": "--api-server-count", "aliases": ["-asc"], "section": "general", "type": "int", "default": None,
+        "choices": None, "unit": None, "state": "effective", "help": "",
+    }  # fmt: skip
+    assert len(json.loads(run(capsys, "options", "--json", "--legacy")[1])) == 33
+    assert "| `--port` | int | `8000` | effective |" in run(capsys, "options")[1]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(capsys, tmp_path, shell):
+    """In bash itself; zsh's script is the same behind its bridge."""
+    script = run(capsys, "completion", shell)[1].removeprefix("autoload -U +X bashcompinit && bashcompinit\n")
+
+    def completed(*words):
+        line = " ".join(f"'{word}'" for word in words)
+        code = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _rayllm; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(
+            ["bash", "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path
+        )
+        return done.stdout.split()
+
+    (tmp_path / "model.gguf").touch()
+    assert completed("rayllm", "s") == ["serve"]
+    assert completed("rayllm", "serve", "m") == ["model.gguf"]
+    assert completed("rayllm", "serve", "--max-model") == ["--max-model-len"]
+    assert completed("rayllm", "serve", "--dtype", "bf") == ["bfloat16"]
+
+
+def test_completion_in_fish(capsys):
+    out = run(capsys, "completion", "fish")[1]
+    assert "complete -c rayllm -l dtype" in out

@@ -20,9 +20,21 @@ TOY = Registry(
             Option(name="extra", kind=Kind.JSON, aliases=("-x",), default={}, help=""),
             Option(name="fast", kind=Kind.BOOL, default=False, help=""),
             Option(name="quiet", kind=Kind.BOOL, default=False, negatable=False, help=""),
+            Option(name="added", kind=Kind.LIST, repeats=True, help=""),
+            Option(name="numbers", kind=Kind.LIST, integers=True, help=""),
+            Option(name="token", kind=Kind.STR, bare=True, help=""),
+            Option(name="place", kind=Kind.JSON, plain=True, default="cpu", help=""),
+            Option(name="rank", kind=Kind.INT, choices=(1, 8), default=1, help=""),
+            Option(
+                name="many",
+                kind=Kind.JSON,
+                keyed=True,
+                default={"mode": None, "size": 1, "on": False, "inner": {"a": 1, "b": 2}},
+                help="",
+            ),
+            Option(name="level", kind=Kind.INT, aliases=("-O",), default=2, help=""),
         )
-    },
-    planned=("later",),
+    }
 )
 
 
@@ -95,6 +107,35 @@ def test_parts_of_one_json_option_are_merged_and_the_last_wins():
     assert given("--extra", '{"a": {"b": 1, "c": 2}}', "--extra.a.b", "3") == {"extra": {"a": {"b": 3, "c": 2}}}
 
 
+def test_an_option_that_repeats_adds_up():
+    assert given("--added", "a", "--size", "2", "--added=b") == {"size": 2, "added": ["a", "b"]}
+
+
+def test_lists_of_integers():
+    assert given("--numbers", "4", "1") == given("--numbers", "[4, 1]") == {"numbers": [4, 1]}
+
+
+def test_a_value_may_be_left_out_where_it_says_so():
+    assert given("--token", "--size", "2") == {"token": True, "size": 2}
+    assert given("--token", "t") == {"token": "t"}
+
+
+def test_text_that_is_no_json_may_stand_for_itself():
+    assert given("--place", "cuda") == {"place": "cuda"}
+    assert given("--place", '{"cuda:1": "cuda:0"}') == {"place": {"cuda:1": "cuda:0"}}
+
+
+def test_keys_not_given_keep_their_defaults():
+    assert given("--many.inner.a", "5", "--many.mode=3") == {
+        "many": {"mode": 3, "size": 1, "on": False, "inner": {"a": 5, "b": 2}}
+    }
+
+
+@pytest.mark.parametrize("arguments", [["-O3"], ["-O", "3"], ["--level", "3"]])
+def test_optimization_levels(arguments):
+    assert given(*arguments) == {"level": 3}
+
+
 def test_the_last_of_a_plain_option_wins():
     assert given("--size", "1", "--size", "2") == {"size": 2}
 
@@ -103,8 +144,13 @@ def test_the_last_of_a_plain_option_wins():
     ("arguments", "message"),
     [
         (["--sise", "2"], "--sise.*did you mean --size"),
-        (["--later", "2"], "--later.*not supported yet"),
-        (["--no-later"], "--later.*not supported yet"),
+        (["--numbers", "1", "x"], "--numbers.*'x' is not an integer"),
+        (["--rank", "2"], "--rank.*one of 1, 8"),
+        (["--many.sise", "2"], "--many.sise.*did you mean size"),
+        (["--many.size", "big"], "--many.size.*'big' is not of the type of its default, 1"),
+        (["--many.size", "true"], "--many.size"),
+        (["--many.inner.c", "1"], "--many.inner.c.*its keys are a, b"),
+        (["--many", "[1]"], "--many.*not a JSON object"),
         (["--size"], "--size.*needs a value"),
         (["--size", "--fast"], "--size.*needs a value"),
         (["--size", "big"], "--size.*not an integer"),

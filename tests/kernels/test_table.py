@@ -85,6 +85,22 @@ def test_triton_waits_for_a_gpu_that_has_run_it(monkeypatch: pytest.MonkeyPatch)
     assert set(taken().values()) == {"torch"}
 
 
+def test_flash_attention_is_for_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attention(needs: Needs) -> str:
+        return next(choice.taken.name for choice in choose("cuda", needs) if choice.operation == "paged_attention")
+
+    half = Needs(dtype=torch.bfloat16, head_size=128, block_size=16)
+    assert attention(half) == "torch"
+    monkeypatch.setattr(table, "find_spec", lambda name: object())
+    assert attention(half) == "torch"
+    monkeypatch.setattr(table, "FLASH_TRIED", True)
+    assert attention(half) == "flash"
+    for other in ({"dtype": torch.float32}, {"head_size": 320}, {"head_size": 60}, {"block_size": 8}, {"sinks": True}):
+        assert attention(replace(half, **other)) == "torch"
+    monkeypatch.setattr(table, "TRITON_TRIED", True)
+    assert attention(half) == "triton"
+
+
 def test_a_table_can_be_changed() -> None:
     changed = replace(REFERENCE, rotary=REFERENCE.rms_norm)
     assert isinstance(changed, Ops)

@@ -29,7 +29,7 @@ def test_an_unknown_failure_is_shown_whole():
 
 
 def test_a_cluster_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match=r"--ray-address.*127\.0\.0\.1:1"):
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS.*127\.0\.0\.1:1"):
         _check_reachable("127.0.0.1:1")
     _check_reachable("auto")
 

@@ -1,6 +1,6 @@
 """Options of the KV cache."""
 
-from rayllm.config.option import Kind, Option
+from rayllm.config.option import Kind, Option, State
 
 CACHE = (
     Option(
@@ -22,6 +22,30 @@ CACHE = (
         help="Size of an engine's KV cache in bytes; beats --gpu-memory-utilization.",
     ),
     Option(
+        name="kv-cache-dtype",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="auto",
+        choices=(
+            "auto",
+            "bfloat16",
+            "float16",
+            "fp8",
+            "fp8_ds_mla",
+            "fp8_e4m3",
+            "fp8_e5m2",
+            "fp8_inc",
+            "fp8_per_token_head",
+            "int8_per_token_head",
+            "nvfp4",
+            "turboquant_3bit_nc",
+            "turboquant_4bit_nc",
+            "turboquant_k3v4_nc",
+            "turboquant_k8v4",
+        ),
+        help="Type of keys and values in the cache; auto: that of the model.",
+    ),
+    Option(
         name="num-gpu-blocks-override",
         kind=Kind.INT,
         minimum=1,
@@ -32,5 +56,82 @@ CACHE = (
         kind=Kind.BOOL,
         default=None,
         help="Reuse KV blocks of equal prefixes. Unset: on.",
+    ),
+    Option(
+        name="prefix-caching-hash-algo",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="sha256",
+        choices=("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
+        help="Hash of prefixes.",
+    ),
+    Option(
+        name="calculate-kv-scales",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Compute the scales of an fp8 cache as requests run.",
+    ),
+    Option(
+        name="kv-cache-dtype-skip-layers",
+        kind=Kind.LIST,
+        state=State.PLANNED,
+        default=[],
+        help="Layers whose cache keeps the model's type: their numbers, or kinds such as sliding_window.",
+    ),
+    Option(
+        name="kv-sharing-fast-prefill",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Skip the prefill of layers that share another's cache.",
+    ),
+    Option(
+        name="mamba-cache-dtype",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="auto",
+        choices=("auto", "float16", "float32"),
+        help="Type of Mamba's states; auto: as the model says.",
+    ),
+    Option(
+        name="mamba-ssm-cache-dtype",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="auto",
+        choices=("auto", "float16", "float32"),
+        help="Type of the state space states alone; auto: that of --mamba-cache-dtype.",
+    ),
+    Option(
+        name="mamba-block-size",
+        kind=Kind.INT,
+        state=State.PLANNED,
+        unit="tokens",
+        minimum=8,
+        help="Tokens between stored states.",
+    ),
+    Option(
+        name="mamba-cache-mode",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="none",
+        choices=("align", "all", "none"),
+        help="Which states are kept for prefix caching.",
+    ),
+    Option(
+        name="kv-offloading-size",
+        kind=Kind.FLOAT,
+        state=State.PLANNED,
+        unit="GiB",
+        minimum=0,
+        help="Memory for KV blocks that left the cache.",
+    ),
+    Option(
+        name="kv-offloading-backend",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="native",
+        choices=("lmcache", "native"),
+        help="What keeps them.",
     ),
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rayllm.config.option import Kind, Option
+from rayllm.config.option import Kind, Option, State
 
 LOG_LEVELS = ("critical", "debug", "error", "info", "trace", "warning")
 
@@ -14,18 +14,25 @@ def _texts(value: Any) -> str | None:
 
 
 FRONTEND = (
-    Option(name="host", kind=Kind.STR, help="Host name or address to listen on. Unset: all addresses."),
-    Option(name="port", kind=Kind.INT, default=8000, minimum=0, maximum=65535, help="Port; 0 takes a free one."),
-    Option(name="uds", kind=Kind.STR, help="Unix domain socket to listen on in place of --host and --port."),
     Option(
-        name="api-key",
+        name="lora-modules",
         kind=Kind.LIST,
-        help="Keys, one of which a request to /v1 must carry (Authorization: Bearer KEY). RLLM_API_KEY does the same.",
+        state=State.PLANNED,
+        cure="merge the adapter into the weights",
+        help="LoRA adapters to serve, as name=path or as JSON objects of name, path and base_model_name.",
     ),
     Option(
         name="chat-template",
         kind=Kind.STR,
         help="Chat template instead of the tokenizer's own: a file, or the template itself.",
+    ),
+    Option(
+        name="chat-template-content-format",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="auto",
+        choices=("auto", "openai", "string"),
+        help="How a chat template is given contents: as plain text, as OpenAI's parts, or as it seems to expect.",
     ),
     Option(
         name="trust-request-chat-template",
@@ -34,16 +41,65 @@ FRONTEND = (
         help="Let requests bring a chat template of their own.",
     ),
     Option(
+        name="default-chat-template-kwargs",
+        kind=Kind.JSON,
+        state=State.PLANNED,
+        help="Arguments of the chat template for requests that do not set them.",
+    ),
+    Option(
+        name="response-role",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        default="assistant",
+        help="Role of the answer to a chat.",
+    ),
+    Option(
         name="return-tokens-as-token-ids",
         kind=Kind.BOOL,
         default=False,
         help="Write tokens in logprobs as token_id:5 instead of their text.",
     ),
     Option(
-        name="enable-request-id-headers",
+        name="enable-auto-tool-choice",
         kind=Kind.BOOL,
+        state=State.PLANNED,
         default=False,
-        help="Add X-Request-Id to responses: the request's own, or a new one.",
+        help="Let the model choose tools by itself; needs --tool-call-parser.",
+    ),
+    Option(
+        name="exclude-tools-when-tool-choice-none",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Leave tools out of the prompt where a request says tool_choice none.",
+    ),
+    Option(name="tool-call-parser", kind=Kind.STR, state=State.PLANNED, help="Parser of the model's tool calls."),
+    Option(
+        name="tool-parser-plugin",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        default="",
+        help="Python file that registers more tool parsers.",
+    ),
+    Option(
+        name="tool-server",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        help="Tool servers as host:port, parted by commas, or demo for the built-in ones.",
+    ),
+    Option(
+        name="log-config-file",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        help="JSON file that configures logging (logging.config.dictConfig), of the HTTP server too.",
+    ),
+    Option(
+        name="max-log-len",
+        kind=Kind.INT,
+        state=State.PLANNED,
+        unit="characters or tokens",
+        minimum=0,
+        help="Most characters, or token ids, of a prompt in the log. Unset: all.",
     ),
     Option(
         name="enable-prompt-tokens-details",
@@ -51,6 +107,58 @@ FRONTEND = (
         default=False,
         help="Report cached prompt tokens in usage.prompt_tokens_details.",
     ),
+    Option(
+        name="enable-server-load-tracking",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Count the requests in flight, which GET /load tells.",
+    ),
+    Option(
+        name="enable-force-include-usage",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Report usage in every stream, asked for or not.",
+    ),
+    Option(
+        name="enable-tokenizer-info-endpoint",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Serve GET /tokenizer_info: the tokenizer's class, its settings and the chat template.",
+    ),
+    Option(
+        name="enable-log-outputs",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Log outputs as well; goes with --enable-log-requests.",
+    ),
+    Option(
+        name="enable-log-deltas",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=True,
+        help="Log each piece of a stream, where outputs are logged; otherwise whole outputs only.",
+    ),
+    Option(
+        name="log-error-stack",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Log the stack of errors that become error responses.",
+    ),
+    Option(
+        name="tokens-only",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Answer with token ids and no text, for deployments that render text elsewhere.",
+    ),
+    Option(name="host", kind=Kind.STR, help="Host name or address to listen on. Unset: all addresses."),
+    Option(name="port", kind=Kind.INT, default=8000, minimum=0, maximum=65535, help="Port; 0 takes a free one."),
+    Option(name="uds", kind=Kind.STR, help="Unix domain socket to listen on in place of --host and --port."),
     Option(
         name="uvicorn-log-level",
         kind=Kind.ENUM,
@@ -60,6 +168,13 @@ FRONTEND = (
     ),
     Option(
         name="disable-uvicorn-access-log", kind=Kind.BOOL, default=False, help="Do not log a line for each request."
+    ),
+    Option(
+        name="disable-access-log-for-endpoints",
+        kind=Kind.LIST,
+        state=State.PLANNED,
+        separator=",",
+        help="Paths kept out of the access log, parted by commas.",
     ),
     Option(name="allow-credentials", kind=Kind.BOOL, default=False, help="Allow credentials in cross-origin requests."),
     Option(
@@ -71,5 +186,93 @@ FRONTEND = (
     ),
     Option(name="allowed-methods", kind=Kind.JSON, default=["*"], check=_texts, help="Methods allowed to them."),
     Option(name="allowed-headers", kind=Kind.JSON, default=["*"], check=_texts, help="Headers allowed to them."),
+    Option(
+        name="api-key",
+        kind=Kind.LIST,
+        help="Keys, one of which a request to /v1 must carry (Authorization: Bearer KEY). RLLM_API_KEY does the same.",
+    ),
+    Option(name="ssl-keyfile", kind=Kind.STR, state=State.PLANNED, help="Private key of the server, for HTTPS."),
+    Option(name="ssl-certfile", kind=Kind.STR, state=State.PLANNED, help="Certificate of the server, for HTTPS."),
+    Option(
+        name="ssl-ca-certs",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        help="Certificates of the authorities that may have signed clients' certificates.",
+    ),
+    Option(
+        name="enable-ssl-refresh",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Load key and certificate again when their files change.",
+    ),
+    Option(
+        name="ssl-cert-reqs",
+        kind=Kind.INT,
+        state=State.PLANNED,
+        default=0,
+        minimum=0,
+        maximum=2,
+        help="Whether clients need a certificate: 0 no, 1 optional, 2 required.",
+    ),
+    Option(
+        name="ssl-ciphers",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        help="Cipher suites of TLS 1.2 and below, in OpenSSL's notation.",
+    ),
     Option(name="root-path", kind=Kind.STR, help="Path under which a proxy in front publishes the server."),
+    Option(
+        name="middleware",
+        kind=Kind.LIST,
+        state=State.PLANNED,
+        default=[],
+        repeats=True,
+        help="ASGI middleware as import paths, of functions or classes; may be repeated.",
+    ),
+    Option(
+        name="enable-request-id-headers",
+        kind=Kind.BOOL,
+        default=False,
+        help="Add X-Request-Id to responses: the request's own, or a new one.",
+    ),
+    Option(
+        name="disable-fastapi-docs",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Serve no /docs, /redoc and /openapi.json.",
+    ),
+    Option(
+        name="h11-max-incomplete-event-size",
+        kind=Kind.INT,
+        state=State.PLANNED,
+        default=4194304,
+        unit="bytes",
+        minimum=1,
+        help="Most bytes of a request's headers.",
+    ),
+    Option(
+        name="h11-max-header-count",
+        kind=Kind.INT,
+        state=State.PLANNED,
+        default=256,
+        minimum=1,
+        help="Most headers of a request.",
+    ),
+    Option(
+        name="enable-offline-docs",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Serve /docs and /redoc without anything from outside.",
+    ),
+    Option(
+        name="enable-flash-late-interaction",
+        kind=Kind.BOOL,
+        state=State.CUDA,
+        default=True,
+        warns=True,
+        help="Score late-interaction models on a GPU of the HTTP process.",
+    ),
 )

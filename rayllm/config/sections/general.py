@@ -1,18 +1,16 @@
 """Options of the process as a whole."""
 
-from rayllm.config.option import Kind, Option
+from rayllm.config.option import Kind, Option, State
 
 GENERAL = (
     Option(
-        name="config",
-        kind=Kind.STR,
-        help="YAML file of option names (no dashes in front) and values; the command line beats it.",
-    ),
-    Option(
-        name="ray-address",
-        kind=Kind.STR,
-        help="Ray cluster to serve on, as in ray.init(address=...). Unset: the one that RAY_ADDRESS names, else a "
-        "private Ray on this machine, which ends with the server.",
+        name="headless",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        negatable=False,
+        cure="let further nodes join the Ray cluster",
+        help="Run engine workers only, without an HTTP server: for the further nodes of a deployment.",
     ),
     Option(
         name="api-server-count",
@@ -23,11 +21,17 @@ GENERAL = (
         help="HTTP server processes, which share the port. Unset: as many as --data-parallel-size.",
     ),
     Option(
-        name="shutdown-timeout",
-        kind=Kind.INT,
-        default=0,
-        minimum=0,
-        help="Seconds that running requests may take to finish after SIGTERM or Ctrl-C; 0 cuts them at once.",
+        name="config",
+        kind=Kind.STR,
+        help="YAML file of option names (no dashes in front) and values; the command line beats it.",
+    ),
+    Option(
+        name="grpc",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        negatable=False,
+        help="Serve gRPC in place of HTTP; needs the extra grpc.",
     ),
     Option(
         name="disable-log-stats",
@@ -35,5 +39,41 @@ GENERAL = (
         default=False,
         negatable=False,
         help="Do not log a line of engine statistics every ten seconds while requests run.",
+    ),
+    Option(
+        name="aggregate-engine-logging",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        negatable=False,
+        help="With several engines, log one line of statistics for all of them together.",
+    ),
+    Option(
+        name="fail-on-environ-validation",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="End the start where an RLLM_ variable is unknown; otherwise it is a warning.",
+    ),
+    Option(
+        name="shutdown-timeout",
+        kind=Kind.INT,
+        default=0,
+        minimum=0,
+        help="Seconds that running requests may take to finish after SIGTERM or Ctrl-C; 0 cuts them at once.",
+    ),
+    Option(
+        name="gdn-prefill-backend",
+        kind=Kind.ENUM,
+        state=State.CUDA,
+        choices=("flashinfer", "triton"),
+        help="Kernels of the prefill of gated delta net layers. Unset: chosen by the model.",
+    ),
+    Option(
+        name="enable-log-requests",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Log each request: its id and parameters, and at DEBUG its prompt.",
     ),
 )

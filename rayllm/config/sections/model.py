@@ -1,34 +1,56 @@
-"""Options of the model, its weights and its generation defaults."""
+"""Options of the model, its tokenizer and its generation defaults."""
 
-from typing import Any
-
-from rayllm.config.option import Kind, Option
+from rayllm.config.option import Kind, Option, State
 
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
-ATTENTION_BACKENDS = ("auto", "torch")
-
-
-def _one_of(known: tuple[str, ...]) -> Any:
-    def check(value: str) -> str | None:
-        return None if value in known else f"{value!r} is not supported yet, only {', '.join(known)}"
-
-    return check
-
 
 MODEL = (
     Option(
         name="model",
         kind=Kind.STR,
+        default="Qwen/Qwen3-0.6B",
         help="Folder of a Hugging Face model, or a GGUF file. May be given without the option's name.",
     ),
     Option(
-        name="served-model-name",
-        kind=Kind.LIST,
-        help="Names that requests may use; the first one stands in responses and metrics. Unset: the value of --model.",
+        name="runner",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="auto",
+        choices=("auto", "draft", "generate", "pooling"),
+        honoured=("generate",),
+        cure="leave it at auto or generate",
+        help="What the model is run for.",
+    ),
+    Option(
+        name="convert",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="auto",
+        choices=("auto", "classify", "embed", "none"),
+        honoured=("none",),
+        cure="leave it at auto or none",
+        help="Adapter that makes a pooling model of a generative one.",
     ),
     Option(
         name="tokenizer", kind=Kind.STR, help="Folder of the tokenizer, or a GGUF file. Unset: the value of --model."
+    ),
+    Option(
+        name="tokenizer-mode",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        default="auto",
+        choices=("auto", "deepseek_v32", "deepseek_v4", "hf", "mistral", "slow"),
+        honoured=("hf",),
+        cure="leave it at auto",
+        help="Kind of tokenizer.",
+    ),
+    Option(
+        name="trust-remote-code",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        cure="use an architecture that rayllm implements",
+        help="Run Python code that comes with the model or tokenizer.",
     ),
     Option(
         name="dtype",
@@ -47,6 +69,38 @@ MODEL = (
         help="From it come the seeds of requests that bring none, and dummy weights.",
     ),
     Option(
+        name="hf-config-path",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        help="Folder of the model's config.json, if it is not that of the model.",
+    ),
+    Option(
+        name="allowed-local-media-path",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        default="",
+        help="Folder of the server from which requests may read media.",
+    ),
+    Option(
+        name="allowed-media-domains",
+        kind=Kind.LIST,
+        state=State.PLANNED,
+        help="Domains that media may come from. Unset: all.",
+    ),
+    Option(name="revision", kind=Kind.STR, state=State.PLANNED, help="Branch, tag or commit of the model on the hub."),
+    Option(
+        name="code-revision",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        help="Branch, tag or commit of the model's code on the hub.",
+    ),
+    Option(
+        name="tokenizer-revision",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        help="Branch, tag or commit of the tokenizer on the hub.",
+    ),
+    Option(
         name="max-model-len",
         kind=Kind.HUMAN_INT,
         auto=True,
@@ -55,11 +109,19 @@ MODEL = (
         "same if it fits into memory, else the largest that fits.",
     ),
     Option(
-        name="max-logprobs",
-        kind=Kind.INT,
-        default=20,
-        minimum=-1,
-        help="Most log probabilities that a request may ask for beside each token; -1: no limit.",
+        name="quantization",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        aliases=("-q",),
+        cure="quantized GGUF files need no option",
+        help="How the weights are quantized. Unset: as the model's config says.",
+    ),
+    Option(
+        name="allow-deprecated-quantization",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Allow quantization methods that are about to go.",
     ),
     Option(
         name="enforce-eager",
@@ -69,20 +131,85 @@ MODEL = (
         help="Run without CUDA graphs. Without a GPU there are none.",
     ),
     Option(
-        name="load-format",
-        kind=Kind.STR,
-        default="auto",
-        choices=LOAD_FORMATS,
-        check=_one_of(LOAD_FORMATS),
-        help="Format of the weights. auto: by what is there; dummy: random weights from --seed.",
+        name="enable-return-routed-experts",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Tell which experts each token was routed to.",
     ),
     Option(
-        name="attention-backend",
-        kind=Kind.STR,
-        choices=ATTENTION_BACKENDS,
-        check=_one_of(ATTENTION_BACKENDS),
-        help="Implementation of attention. auto or unset: the best for the device.",
+        name="max-logprobs",
+        kind=Kind.INT,
+        default=20,
+        minimum=-1,
+        help="Most log probabilities that a request may ask for beside each token; -1: no limit.",
     ),
+    Option(
+        name="logprobs-mode",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="raw_logprobs",
+        choices=("processed_logits", "processed_logprobs", "raw_logits", "raw_logprobs"),
+        help="What log probabilities hold: raw or processed (after temperature, top-k and so on), logits or their log "
+        "softmax.",
+    ),
+    Option(
+        name="disable-sliding-window",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Let no layer have a window, and cap the context at it.",
+    ),
+    Option(
+        name="disable-cascade-attn",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=True,
+        help="Never compute attention over a prefix that requests share once for all of them.",
+    ),
+    Option(
+        name="skip-tokenizer-init",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Load no tokenizer: prompts are token ids, and so are outputs.",
+    ),
+    Option(
+        name="enable-prompt-embeds",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Accept embeddings in place of prompts.",
+    ),
+    Option(
+        name="served-model-name",
+        kind=Kind.LIST,
+        help="Names that requests may use; the first one stands in responses and metrics. Unset: the value of --model.",
+    ),
+    Option(
+        name="config-format",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="auto",
+        choices=("auto", "hf", "mistral"),
+        honoured=("hf",),
+        help="Format of the model's config: config.json (hf) or params.json (mistral).",
+    ),
+    Option(
+        name="hf-token",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        bare=True,
+        help="Token for the hub; without a value, the one that `hf auth login` stored.",
+    ),
+    Option(
+        name="hf-overrides",
+        kind=Kind.JSON,
+        state=State.PLANNED,
+        default={},
+        help="Values that go over those of the model's config.json.",
+    ),
+    Option(name="pooler-config", kind=Kind.JSON, state=State.PLANNED, help="How pooling models pool."),
     Option(
         name="generation-config",
         kind=Kind.STR,
@@ -98,8 +225,44 @@ MODEL = (
         help="Sampling defaults that go over those of --generation-config, such as '{\"temperature\": 0.5}'.",
     ),
     Option(
+        name="enable-sleep-mode",
+        kind=Kind.BOOL,
+        state=State.CUDA,
+        default=False,
+        help="Free an idle engine's memory on request.",
+    ),
+    Option(
+        name="model-impl",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        default="auto",
+        choices=("auto", "terratorch", "transformers", "vllm"),
+        honoured=("vllm",),
+        help="Implementation of the model: our own (vllm, for short) or that of another library.",
+    ),
+    Option(
+        name="override-attention-dtype",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        help="Type of attention, if it is not that of the model.",
+    ),
+    Option(
         name="logits-processors",
         kind=Kind.LIST,
         help="Logits processors as fully qualified class names (module:Class).",
+    ),
+    Option(
+        name="io-processor-plugin",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        help="Plugin that converts inputs and outputs of pooling models.",
+    ),
+    Option(
+        name="renderer-num-workers",
+        kind=Kind.INT,
+        state=State.PLANNED,
+        default=1,
+        minimum=1,
+        help="Threads that render and tokenize prompts, in each HTTP process.",
     ),
 )

@@ -1,6 +1,6 @@
 """Options of what runs in a step."""
 
-from rayllm.config.option import Kind, Option
+from rayllm.config.option import Kind, Option, State
 
 SCHEDULER = (
     Option(
@@ -10,6 +10,31 @@ SCHEDULER = (
         help="Tokens computed in one step, of prompts and outputs together. Unset: 512 on a CPU.",
     ),
     Option(name="max-num-seqs", kind=Kind.INT, minimum=1, help="Requests that run at once. Unset: 256."),
+    Option(
+        name="max-num-partial-prefills",
+        kind=Kind.INT,
+        state=State.PLANNED,
+        default=1,
+        minimum=1,
+        help="Prompts that may be prefilled in pieces at the same time.",
+    ),
+    Option(
+        name="max-long-partial-prefills",
+        kind=Kind.INT,
+        state=State.PLANNED,
+        default=1,
+        minimum=1,
+        help="How many of them may be long.",
+    ),
+    Option(
+        name="long-prefill-token-threshold",
+        kind=Kind.INT,
+        state=State.PLANNED,
+        default=0,
+        unit="tokens",
+        minimum=0,
+        help="Tokens above which a prompt is long; 0: 4% of --max-model-len.",
+    ),
     Option(
         name="scheduling-policy",
         kind=Kind.ENUM,
@@ -27,9 +52,40 @@ SCHEDULER = (
         help="Cut prompts into pieces that fit --max-num-batched-tokens. Always on.",
     ),
     Option(
+        name="disable-chunked-mm-input",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Never cut an image in two.",
+    ),
+    Option(name="scheduler-cls", kind=Kind.STR, state=State.PLANNED, help="Scheduler, as module.Class."),
+    Option(
+        name="scheduler-reserve-full-isl",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=True,
+        help="Admit a request only when its whole prompt fits into the cache.",
+    ),
+    Option(
+        name="disable-hybrid-kv-cache-manager",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=None,
+        help="Give layers with a window as much cache as those without.",
+    ),
+    Option(
         name="async-scheduling",
         kind=Kind.BOOL,
         default=None,
         help="Prepare a step while the one before runs. Unset: on.",
+    ),
+    Option(
+        name="stream-interval",
+        kind=Kind.INT,
+        state=State.PLANNED,
+        default=1,
+        unit="tokens",
+        minimum=1,
+        help="Tokens between two pieces of a stream.",
     ),
 )

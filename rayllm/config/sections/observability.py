@@ -1,0 +1,77 @@
+"""Options of metrics, traces and logs of steps."""
+
+from rayllm.config.option import Kind, Option, State
+
+OBSERVABILITY = (
+    Option(
+        name="show-hidden-metrics-for-version",
+        kind=Kind.STR,
+        state=State.PLANNED,
+        help="Show metrics that are hidden since this version.",
+    ),
+    Option(
+        name="otlp-traces-endpoint", kind=Kind.STR, state=State.PLANNED, help="URL that takes OpenTelemetry traces."
+    ),
+    Option(
+        name="collect-detailed-traces",
+        kind=Kind.ENUM,
+        state=State.PLANNED,
+        choices=(
+            "all",
+            "model",
+            "worker",
+            "None",
+            "model,worker",
+            "model,all",
+            "worker,model",
+            "worker,all",
+            "all,model",
+            "all,worker",
+        ),
+        help="Parts whose times are traced as well; needs --otlp-traces-endpoint.",
+    ),
+    Option(
+        name="kv-cache-metrics",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Measure how long KV blocks live, lie idle and wait for their next use.",
+    ),
+    Option(
+        name="kv-cache-metrics-sample",
+        kind=Kind.FLOAT,
+        state=State.PLANNED,
+        default=0.01,
+        maximum=1.0,
+        help="Share of the blocks that are measured.",
+    ),
+    Option(
+        name="cudagraph-metrics",
+        kind=Kind.BOOL,
+        state=State.CUDA,
+        default=False,
+        warns=True,
+        help="Measure the use of CUDA graphs.",
+    ),
+    Option(
+        name="enable-layerwise-nvtx-tracing",
+        kind=Kind.BOOL,
+        state=State.CUDA,
+        default=False,
+        help="Mark each layer for NVTX.",
+    ),
+    Option(
+        name="enable-mfu-metrics",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Estimate the arithmetic done.",
+    ),
+    Option(
+        name="enable-logging-iteration-details",
+        kind=Kind.BOOL,
+        state=State.PLANNED,
+        default=False,
+        help="Log each step: its requests, tokens and time.",
+    ),
+)
