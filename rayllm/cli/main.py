@@ -63,6 +63,8 @@ def _serve(arguments: Sequence[str], variables: MutableMapping[str, str]) -> int
         resolved = load(values, environment.api_key)
         for note in resolved.notes:
             log.warning(note)
+        for line in resolved.plan:
+            log.info(line)
         from rayllm.serving.launch import serve_model
 
         return serve_model(resolved, environment, variables)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from rayllm.config.files import read_files
 from rayllm.config.hardware import probe_hardware
 from rayllm.config.model_facts import read_model_facts
+from rayllm.config.plan import plan_lines
 from rayllm.config.registry import Values, registry
 from rayllm.config.resolve import Resolved, resolve
 from rayllm.config.states import check_states
@@ -21,4 +22,8 @@ def load(values: Values, api_key: str | None = None) -> Resolved:
     warnings = check_states(values, registry(), hardware)
     facts = read_model_facts(values["model"])
     resolved = resolve(values, facts, hardware, read_files(values, facts), api_key)
-    return replace(resolved, notes=(*values.notes, *warnings, *resolved.notes))
+    return replace(
+        resolved,
+        notes=(*values.notes, *warnings, *resolved.notes),
+        plan=tuple(plan_lines(values, resolved, hardware)),
+    )

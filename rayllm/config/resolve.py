@@ -32,6 +32,8 @@ class Resolved:
     serve: ServeSettings
     notes: tuple[str, ...] = ()
     """What the user should know: options without effect, or that are about to go."""
+    plan: tuple[str, ...] = ()
+    """What was decided and why, in words."""
 
 
 def resolve(

@@ -1,0 +1,39 @@
+"""The resolved plan in words: what will run, and why where options left it open."""
+
+from collections.abc import Iterator
+
+from rayllm.config.hardware import Hardware
+from rayllm.config.registry import Values
+from rayllm.config.resolve import Resolved
+
+
+def plan_lines(values: Values, resolved: Resolved, hardware: Hardware) -> Iterator[str]:
+    """A line for each part of the plan, for the log."""
+    engine, serve = resolved.engine, resolved.serve
+
+    def why(option: str, otherwise: str) -> str:
+        return f"as --{option} says" if option in values.given else otherwise
+
+    stored = (
+        f"stored as {engine.model.dtype}"
+        if engine.dtype == engine.model.dtype
+        else (f"stored as {engine.model.dtype}, which has no products on a CPU")
+    )
+    yield f"model {engine.model.path}: {engine.model.format}, {engine.dtype} ({why('dtype', stored)})"
+    yield (
+        f"context of {engine.max_model_len} tokens ({why('max-model-len', 'what the model allows')}); at most "
+        f"{engine.max_num_seqs} requests ({why('max-num-seqs', 'default')}) and {engine.max_num_batched_tokens} tokens "
+        f"({why('max-num-batched-tokens', 'default on a CPU')}) in a step"
+    )
+    if engine.num_blocks is not None:
+        size = f"{engine.num_blocks} blocks (as --num-gpu-blocks-override says)"
+    elif engine.kv_cache_memory_bytes is not None:
+        size = f"{engine.kv_cache_memory_bytes} bytes (as --kv-cache-memory-bytes says)"
+    else:
+        size = f"{engine.memory_share:.0%} of the free memory ({why('gpu-memory-utilization', 'default')})"
+    caching = "on" if engine.enable_prefix_caching else "off"
+    yield f"KV cache: {size} in blocks of {engine.block_size} tokens; prefix caching {caching}"
+    yield (
+        f"engines: {serve.engines}, each with {engine.threads} threads ({hardware.cpus} CPUs among them), on "
+        f"{'CUDA' if engine.device == 'cuda' else 'the CPU'}; HTTP servers: {serve.http.servers}"
+    )
