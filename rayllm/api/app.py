@@ -15,15 +15,17 @@ from rayllm.api.call import Call, Endpoint
 from rayllm.api.chat import Chat
 from rayllm.api.completions import Completions
 from rayllm.api.describe import openapi_document
+from rayllm.api.docs import offline_docs
 from rayllm.api.errors import reply_to_status
 from rayllm.api.front import Front
 from rayllm.api.info import Info
-from rayllm.api.middleware import RequireKey, RootPath
+from rayllm.api.middleware import RequestId, RequireKey, RootPath, import_middleware
 from rayllm.api.service import Service
 from rayllm.api.tokens import Tokens
 from rayllm.config.serve import FrontendSettings
 from rayllm.render.renderer import Renderer
 
+NAME = "rayllm"
 Handler = Callable[[Call], Awaitable[None]]
 
 
@@ -37,12 +39,14 @@ def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) 
     """The app that answers requests with `service`.
 
     `renderer` turns the engine's tokens into text in this process; prompts are rendered by `service`.
+
+    Raises:
+        ConfigError: a middleware cannot be imported.
     """
     front = Front(service, settings, renderer)
-    app = _App(title="rayllm", version=__version__)
+    app = _app(settings.docs)
     for method, path, handler in _routes(front):
-        endpoint = Endpoint(handler, settings.request_id_headers)
-        app.router.routes.append(Route(path, endpoint, methods=[method]))
+        app.router.routes.append(Route(path, Endpoint(handler), methods=[method]))
     app.add_exception_handler(HTTPException, _refuse)
     if settings.api_keys:
         app.add_middleware(RequireKey, keys=settings.api_keys)
@@ -53,8 +57,24 @@ def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) 
         allow_headers=settings.allowed_headers,
         allow_credentials=settings.allow_credentials,
     )
+    for path in settings.middleware:
+        found = import_middleware(path)
+        app.add_middleware(found.cls, *found.args, **found.kwargs)
+    if settings.request_id_headers:
+        app.add_middleware(RequestId)
     if settings.root_path:
         app.add_middleware(RootPath, root_path=settings.root_path)
+    return app
+
+
+def _app(docs: str) -> FastAPI:
+    if docs == "online":
+        return _App(title=NAME, version=__version__)
+    if docs == "off":
+        return _App(title=NAME, version=__version__, openapi_url=None)
+    app = _App(title=NAME, version=__version__, docs_url=None, redoc_url=None)
+    assert app.openapi_url is not None
+    app.router.routes.extend(offline_docs(NAME, app.openapi_url))
     return app
 
 

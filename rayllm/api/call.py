@@ -43,13 +43,12 @@ class NotJson(RequestError):
 class Call:
     """One HTTP request. Answer it by `json` or by `start_events` and `send_events`."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, id_headers: bool = False) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self._receive, self._send = scope, receive, send
         self.started = False
         """Whether the status line is out, after which an error cannot have a status of its own."""
         self.id = new_id(self.header("x-request-id"))
         """Unlike any other, whatever the client sends as X-Request-Id."""
-        self._id_headers = id_headers
 
     def header(self, name: str) -> str | None:
         """A header's value."""
@@ -110,7 +109,7 @@ class Call:
         more = [(key.lower().encode(), value.encode()) for key, value in (headers or {}).items()]
         length = (b"content-length", str(len(body)).encode())
         self.started = True
-        headers_out = [kind, length, *self._id_header(), *more]
+        headers_out = [kind, length, *more]
         await self._send({"type": "http.response.start", "status": status, "headers": headers_out})
         await self._send({"type": "http.response.body", "body": body})
 
@@ -121,14 +120,11 @@ class Call:
     async def start_events(self) -> None:
         """Begin a stream of server-sent events."""
         self.started = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*_EVENTS, *self._id_header()]})
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_EVENTS]})
 
     async def send_events(self, data: bytes, last: bool = False) -> None:
         """Send whole events. Waits while the client reads slowly."""
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
-
-    def _id_header(self) -> list[tuple[bytes, bytes]]:
-        return [(b"x-request-id", self.id.encode())] if self._id_headers else []
 
     async def _left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -138,12 +134,12 @@ class Call:
 class Endpoint:
     """An ASGI application that answers each request by one coroutine function, and maps what it raises."""
 
-    def __init__(self, handler: Callable[[Call], Awaitable[None]], id_headers: bool = False) -> None:
-        self._handler, self._id_headers = handler, id_headers
+    def __init__(self, handler: Callable[[Call], Awaitable[None]]) -> None:
+        self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        call = Call(scope, receive, send, self._id_headers)
+        call = Call(scope, receive, send)
         try:
             await self._handler(call)
         except ClientLeft:

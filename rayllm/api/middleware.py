@@ -1,10 +1,17 @@
 """Middleware as plain ASGI callables."""
 
 import hmac
+import importlib
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 
-from rayllm.api.call import Call, Receive, Scope, Send
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from rayllm.api.call import Call, Message, Receive, Scope, Send, new_id
 from rayllm.api.errors import ErrorReply
+from rayllm.errors import ConfigError
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -20,6 +27,31 @@ class RootPath:
         if scope["type"] == "http":
             scope = {**scope, "root_path": self._root_path}
         await self._app(scope, receive, send)
+
+
+class RequestId:
+    """Gives every response an `X-Request-Id`: the request's own, or a new one, of which ids in the answer are made."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and its response back."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        name = b"x-request-id"
+        own = next((header for header in scope["headers"] if header[0] == name), None)
+        header = own or (name, new_id(None).encode())
+        if own is None:
+            scope = {**scope, "headers": [*scope["headers"], header]}
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), header]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
 
 
 class RequireKey:
@@ -57,3 +89,22 @@ def _routed_path(scope: Scope) -> str:
     path, root = scope["path"], scope.get("root_path", "")
     rest: str = path.removeprefix(root)
     return rest if rest.startswith("/") else path
+
+
+def import_middleware(path: str) -> Middleware:
+    """The middleware at an import path, `package.module.name`: an ASGI class, or an async function as FastAPI has it.
+
+    Raises:
+        ConfigError: it cannot be imported, or is neither.
+    """
+    module, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except Exception as error:  # whatever the module raises
+        cure = "write package.module.name, and have its folder in PYTHONPATH"
+        raise ConfigError("--middleware", f"{path!r} cannot be imported ({error})", cure) from error
+    if inspect.isclass(found):
+        return Middleware(cast(Any, found))
+    if inspect.iscoroutinefunction(found):
+        return Middleware(BaseHTTPMiddleware, dispatch=found)
+    raise ConfigError("--middleware", f"{path!r} is neither a class nor an async function")

@@ -11,6 +11,7 @@ from rayllm.config.help import completion, describe, options_table, render_help
 from rayllm.config.load import load
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
+from rayllm.config.serve import LogSettings
 from rayllm.errors import ConfigError, RayLLMError
 from rayllm.serving.logs import configure_logging
 
@@ -58,9 +59,10 @@ def _serve(arguments: Sequence[str], variables: MutableMapping[str, str]) -> int
             return _told(lambda topic=topic: render_help(registry(), topic))
     try:
         environment = Environment.read(variables)
-        configure_logging(environment.logging_level)
+        configure_logging(LogSettings(level=environment.logging_level))
         values = parse_arguments(arguments, registry())
         resolved = load(values, environment.api_key)
+        configure_logging(LogSettings(level=environment.logging_level, config=resolved.serve.log_config))
         for note in resolved.notes:
             log.warning(note)
         for line in resolved.plan:

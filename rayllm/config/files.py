@@ -22,6 +22,7 @@ class Files:
     """None: the model's own is to be used."""
     weight_bytes: int = 0
     """Size of the weights on disk."""
+    log_config: Mapping[str, Any] | None = None
 
 
 def read_files(values: Values, facts: ModelFacts) -> Files:
@@ -35,6 +36,7 @@ def read_files(values: Values, facts: ModelFacts) -> Files:
         chat_template=_chat_template(values["chat-template"]),
         generation_config=_generation_config(values["generation-config"]),
         weight_bytes=_weight_bytes(Path(facts.path)),
+        log_config=_log_config(values["log-config-file"]),
     )
 
 
@@ -63,15 +65,22 @@ def _generation_config(given: str) -> Mapping[str, Any] | None:
         return None
     if given == "vllm":
         return {}
-    path = Path(given) / "generation_config.json"
+    return _json_object("--generation-config", Path(given) / "generation_config.json")
+
+
+def _log_config(given: str | None) -> Mapping[str, Any] | None:
+    return None if given is None else _json_object("--log-config-file", Path(given))
+
+
+def _json_object(option: str, path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError("--generation-config", f"{path}: {error.strerror}") from None
+        raise ConfigError(option, f"{path}: {error.strerror}") from None
     except ValueError as error:
-        raise ConfigError("--generation-config", f"{path} is not JSON: {error}") from None
+        raise ConfigError(option, f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError("--generation-config", f"{path} holds no JSON object")
+        raise ConfigError(option, f"{path} holds no JSON object")
     return content
 
 

@@ -9,7 +9,7 @@ from rayllm.config.files import Files
 from rayllm.config.hardware import Hardware
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.registry import Values
-from rayllm.config.serve import FrontendSettings, HttpSettings, ServeSettings
+from rayllm.config.serve import FrontendSettings, HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import ConfigError
 
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
@@ -117,20 +117,28 @@ def _resolve_serve(
         allowed_methods=tuple(values["allowed-methods"]),
         allowed_headers=tuple(values["allowed-headers"]),
         allow_credentials=values["allow-credentials"],
-        root_path=values["root-path"] or "",
+        root_path=_root_path(values),
+        middleware=tuple(values["middleware"]),
+        docs=_docs(values),
         seed=values["seed"],
         trust_request_chat_template=values["trust-request-chat-template"],
         request_id_headers=values["enable-request-id-headers"],
         tokens_as_token_ids=values["return-tokens-as-token-ids"],
         priority_scheduling=engine.scheduling_policy == "priority",
     )
+    logs_as_told = files.log_config is not None and "uvicorn-log-level" not in values.given
     http = HttpSettings(
         host=values["host"],
         port=values["port"],
         uds=values["uds"],
         servers=values["api-server-count"] or values["data-parallel-size"],
-        log_level=values["uvicorn-log-level"],
+        tls=_tls(values),
+        log_level=None if logs_as_told else values["uvicorn-log-level"],
+        log_config=files.log_config is not None,
         access_log=not values["disable-uvicorn-access-log"],
+        hidden_paths=_hidden_paths(values),
+        max_head_bytes=values["h11-max-incomplete-event-size"],
+        max_headers=values["h11-max-header-count"],
         shutdown_timeout_s=values["shutdown-timeout"],
     )
     return ServeSettings(
@@ -138,6 +146,51 @@ def _resolve_serve(
         http=http,
         engines=values["data-parallel-size"],
         log_stats=not values["disable-log-stats"],
+        log_config=files.log_config,
+    )
+
+
+def _root_path(values: Values) -> str:
+    path = (values["root-path"] or "").rstrip("/")
+    if path and not path.startswith("/"):
+        raise ConfigError("--root-path", f"{path!r} does not begin with a slash", f"write /{path}")
+    return path
+
+
+def _docs(values: Values) -> str:
+    if not values["disable-fastapi-docs"]:
+        return "offline" if values["enable-offline-docs"] else "online"
+    if values["enable-offline-docs"]:
+        raise ConfigError("--enable-offline-docs", "contradicts --disable-fastapi-docs", "leave one of them out")
+    return "off"
+
+
+def _hidden_paths(values: Values) -> frozenset[str]:
+    """As clients and as the proxy in front may write them."""
+    given = values["disable-access-log-for-endpoints"] or ()
+    paths = [f"/{path.removeprefix('/')}" for path in given]
+    return frozenset(prefix + path for path in paths for prefix in ("", _root_path(values)))
+
+
+def _tls(values: Values) -> TlsSettings | None:
+    if values["ssl-certfile"] is None:
+        for name in ("ssl-keyfile", "ssl-ca-certs", "ssl-cert-reqs", "ssl-ciphers", "enable-ssl-refresh"):
+            if values[name]:
+                raise ConfigError(f"--{name}", "is for HTTPS, which needs a certificate", "give --ssl-certfile")
+        return None
+    if values["ssl-cert-reqs"] and values["ssl-ca-certs"] is None:
+        raise ConfigError("--ssl-cert-reqs", "clients' certificates are checked with others", "give --ssl-ca-certs")
+    if values["ssl-ca-certs"] is not None and not values["ssl-cert-reqs"]:
+        raise ConfigError(
+            "--ssl-ca-certs", "is not used while no client is asked for a certificate", "give --ssl-cert-reqs 1 or 2"
+        )
+    return TlsSettings(
+        certfile=values["ssl-certfile"],
+        keyfile=values["ssl-keyfile"],
+        ca_certs=values["ssl-ca-certs"],
+        cert_reqs=values["ssl-cert-reqs"],
+        ciphers=values["ssl-ciphers"],
+        refresh=values["enable-ssl-refresh"],
     )
 
 

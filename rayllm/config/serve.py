@@ -29,6 +29,10 @@ class FrontendSettings:
     allowed_headers: tuple[str, ...] = ("*",)
     allow_credentials: bool = False
     root_path: str = ""
+    middleware: tuple[str, ...] = ()
+    """Import paths of functions and classes around the app, the first one innermost."""
+    docs: str = "online"
+    """Whether `/docs` and `/redoc` load their parts from elsewhere (`online`), from here (`offline`) or are `off`."""
     seed: int = 0
     """From it come the seeds of requests that bring none; differs between HTTP processes."""
     max_body_bytes: int = 64 << 20
@@ -44,6 +48,30 @@ class FrontendSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """How a process logs."""
+
+    level: str = "INFO"
+    config: Mapping[str, Any] | None = None
+    """For `logging.config.dictConfig`, in place of our own handlers and uvicorn's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsSettings:
+    """What HTTPS needs, as files in PEM."""
+
+    certfile: str
+    keyfile: str | None = None
+    """None: the certificate's file holds the key as well."""
+    ca_certs: str | None = None
+    cert_reqs: int = 0
+    """As in `ssl.VerifyMode`: whether clients need a certificate."""
+    ciphers: str | None = None
+    refresh: bool = False
+    """Whether changed files are loaded again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
     """How `rayllm serve` listens. Not used under `serve run`, where Serve's proxy listens."""
 
@@ -51,8 +79,16 @@ class HttpSettings:
     port: int = 8000
     uds: str | None = None
     servers: int = 1
-    log_level: str = "info"
+    tls: TlsSettings | None = None
+    log_level: str | None = "info"
+    """None: as the log config says."""
+    log_config: bool = False
+    """Whether a log config decides over uvicorn's loggers too."""
     access_log: bool = True
+    hidden_paths: frozenset[str] = frozenset()
+    """Paths kept out of the access log."""
+    max_head_bytes: int = 4 << 20
+    max_headers: int = 256
     shutdown_timeout_s: int = 0
 
 
@@ -64,3 +100,5 @@ class ServeSettings:
     http: HttpSettings
     engines: int = 1
     log_stats: bool = True
+    log_config: Mapping[str, Any] | None = None
+    """What `--log-config-file` holds."""

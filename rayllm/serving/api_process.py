@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnProcess
 
 from rayllm.config.environment import Environment
-from rayllm.config.serve import ServeSettings
+from rayllm.config.serve import LogSettings, ServeSettings
 from rayllm.serving.logs import configure_logging
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,8 @@ def run(plan: ApiProcess, listener: socket.socket) -> None:
 
     # Ctrl-C in a terminal reaches the whole group, but the end is the first process's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    configure_logging(plan.environment.logging_level)
+    logs = LogSettings(level=plan.environment.logging_level, config=plan.settings.log_config)
+    configure_logging(logs)
     os._exit(run_in_loop(_serve(plan, listener)))
 
 
@@ -53,7 +54,7 @@ async def _serve(plan: ApiProcess, listener: socket.socket) -> int:
     assert parent is not None
     # The first process ends this one, and its death does too.
     asyncio.get_running_loop().add_reader(parent.sentinel, stop.set)
-    runtime = Runtime.of(plan.environment)
+    runtime = Runtime.of(plan.environment, plan.settings.log_config)
     await asyncio.to_thread(ray.init, address=plan.address, logging_level=logging.ERROR, log_to_driver=False)
     catch_signals(stop, [signal.SIGTERM])
     # Else processes would give equal seeds to different requests.

@@ -16,12 +16,13 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from rayllm.api.middleware import import_middleware
 from rayllm.config.environment import Environment
 from rayllm.config.load import load
 from rayllm.config.parser import parse_mapping
 from rayllm.config.registry import registry
 from rayllm.config.resolve import Resolved
-from rayllm.config.serve import FrontendSettings
+from rayllm.config.serve import FrontendSettings, LogSettings
 from rayllm.errors import ConfigError
 from rayllm.model.precheck import check_model
 from rayllm.serving.engine_server import EngineServer
@@ -43,6 +44,15 @@ SERVE_ONLY = (
     "uds",
     "uvicorn-log-level",
     "disable-uvicorn-access-log",
+    "disable-access-log-for-endpoints",
+    "ssl-keyfile",
+    "ssl-certfile",
+    "ssl-ca-certs",
+    "ssl-cert-reqs",
+    "ssl-ciphers",
+    "enable-ssl-refresh",
+    "h11-max-incomplete-event-size",
+    "h11-max-header-count",
     "shutdown-timeout",
     "config",
 )
@@ -54,13 +64,13 @@ class Runtime:
     """What all deployments need beside their own settings."""
 
     limits: SessionLimits
-    level: str
+    logs: LogSettings
 
     @classmethod
-    def of(cls, environment: Environment) -> "Runtime":
-        """As the environment's variables say."""
+    def of(cls, environment: Environment, log_config: Mapping[str, Any] | None) -> "Runtime":
+        """As the environment's variables and the log config say."""
         limits = SessionLimits(step_s=environment.step_limit_s, replica_wait_s=environment.replica_wait_s)
-        return cls(limits=limits, level=environment.logging_level)
+        return cls(limits=limits, logs=LogSettings(level=environment.logging_level, config=log_config))
 
 
 def engine_app(resolved: Resolved, runtime: Runtime) -> Application:
@@ -79,19 +89,19 @@ def engine_app(resolved: Resolved, runtime: Runtime) -> Application:
         # A model that cannot be loaded does not get better by trying again.
         max_constructor_retry_count=1,
     )(EngineServer)
-    app: Application = deployment.bind(resolved.engine, resolved.serve.frontend, runtime.limits, runtime.level)
+    app: Application = deployment.bind(resolved.engine, resolved.serve.frontend, runtime.limits, runtime.logs)
     return app
 
 
 def router_app(engines: Any, runtime: Runtime) -> Application:
     """The router over an engine deployment, given as its application or its handle."""
-    app: Application = _helper("router")(Router).bind(engines, runtime.limits, runtime.level)
+    app: Application = _helper("router")(Router).bind(engines, runtime.limits, runtime.logs)
     return app
 
 
 def renderer_app(resolved: Resolved, runtime: Runtime) -> Application:
     """The renderer."""
-    app: Application = _helper("renderer")(RendererServer).bind(resolved.serve.frontend, runtime.level)
+    app: Application = _helper("renderer")(RendererServer).bind(resolved.serve.frontend, runtime.logs)
     return app
 
 
@@ -110,7 +120,9 @@ def build(args: Mapping[str, Any]) -> Application:
             raise ConfigError(f"--{name}", "has no effect under serve run", "use Serve's own http_options")
     resolved = load(registry().values(given), environment.api_key)
     check_model(resolved.engine)
-    runtime = Runtime.of(environment)
+    for path in resolved.serve.frontend.middleware:
+        import_middleware(path)
+    runtime = Runtime.of(environment, resolved.serve.log_config)
     engines = engine_app(resolved, runtime)
     ingress = serve.deployment(
         name="ingress",
@@ -143,7 +155,7 @@ class Ingress:
         renderer: DeploymentHandle[Any],
         log_stats: bool,
     ) -> None:
-        configure_logging(runtime.level)
+        configure_logging(runtime.logs)
         context = serve.get_replica_context()
         ingress_id = f"ingress-{context.replica_id.unique_id}"
         # Else replicas would give equal seeds to different requests.

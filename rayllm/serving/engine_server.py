@@ -10,7 +10,7 @@ from typing import Any
 from ray import serve
 
 from rayllm.config.engine import EngineConfig
-from rayllm.config.serve import FrontendSettings
+from rayllm.config.serve import FrontendSettings, LogSettings
 from rayllm.errors import EngineDead
 from rayllm.messages.generation import Generation, Piece, Prompt
 from rayllm.serving.directory import machine_address
@@ -30,7 +30,9 @@ EXIT_S = 0.5
 class EngineServer:
     """One engine replica. Methods are called through a Serve handle, in the replica's event loop."""
 
-    def __init__(self, engine: EngineConfig, frontend: FrontendSettings, limits: SessionLimits, level: str) -> None:
+    def __init__(
+        self, engine: EngineConfig, frontend: FrontendSettings, limits: SessionLimits, logs: LogSettings
+    ) -> None:
         """Load the model; takes seconds.
 
         Raises:
@@ -39,7 +41,7 @@ class EngineServer:
         """
         from rayllm.engine.engine import Engine  # this process alone needs the engine room
 
-        configure_logging(level)
+        configure_logging(logs)
         self._frontend = frontend
         self._limits = limits
         self._generator: Generator | None = None

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import socket
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from fastapi import FastAPI
 
 from rayllm.config.serve import HttpSettings
 from rayllm.errors import ConfigError
+from rayllm.serving.http_protocol import LimitedHttp
+from rayllm.serving.logs import hide_paths
+from rayllm.serving.tls import Certificates
 
 BACKLOG = 2048
 CUT_S = 1
@@ -62,40 +66,55 @@ def _answers(path: str) -> bool:
         return probe.connect_ex(path) == 0
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """The address to reach a listener by, from this machine."""
     name = listener.getsockname()
     if isinstance(name, str):
         return f"unix:{name}"
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(name[0], f"[{name[0]}]" if ":" in name[0] else name[0])
-    return f"http://{host}:{name[1]}"
+    return f"{scheme}://{host}:{name[1]}"
 
 
 class HttpServer:
     """One uvicorn server in the running event loop."""
 
     def __init__(self, app: FastAPI, http: HttpSettings, listener: socket.socket) -> None:
+        """Not yet answering; see `start`.
+
+        Raises:
+            ConfigError: the files for HTTPS cannot be used.
+        """
+        certificates = None if http.tls is None else Certificates(http.tls)
         config = uvicorn.Config(
             app,
+            log_config=None if http.log_config else uvicorn.config.LOGGING_CONFIG,
             log_level=http.log_level,
             access_log=http.access_log,
             loop="none",
-            http="httptools",
+            http=functools.partial(LimitedHttp, http.max_head_bytes, http.max_headers),  # type: ignore[arg-type]
+            ssl_context_factory=None if certificates is None else lambda *_: certificates.context,
             ws="none",
             lifespan="off",
             timeout_graceful_shutdown=http.shutdown_timeout_s or CUT_S,
         )
+        hide_paths(http.hidden_paths)
         self._server = _Server(config)
         self._listener = listener
+        self._certificates = certificates if http.tls is not None and http.tls.refresh else None
         self._task: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to answer requests."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        if self._certificates is not None:
+            self._watch = asyncio.create_task(self._certificates.watch())
 
     async def stop(self) -> None:
         """Accept no more, let running requests end within the shutdown timeout, and cut the rest."""
         self._server.should_exit = True
+        if self._watch is not None:
+            self._watch.cancel()
         if self._task is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task

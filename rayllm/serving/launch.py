@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from rayllm.api.middleware import import_middleware
 from rayllm.config.environment import Environment
 from rayllm.config.resolve import Resolved
-from rayllm.config.serve import HttpSettings, ServeSettings
+from rayllm.config.serve import HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import RayLLMError
 from rayllm.model.precheck import check_model
 from rayllm.serving.http_server import HttpServer, bind, url_of
 from rayllm.serving.processes import descendants, end
 from rayllm.serving.ray_cluster import Cluster
+from rayllm.serving.tls import make_context
 
 if TYPE_CHECKING:
     from rayllm.serving.api_process import ApiProcesses
@@ -43,12 +45,17 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
     """Serve until SIGINT or SIGTERM; the exit status of the process.
 
     Raises:
-        ConfigError: the place to listen at is taken, or the Ray cluster cannot be joined.
+        ConfigError: the place to listen at is taken, the files for HTTPS or the middleware cannot be used, or the Ray
+            cluster cannot be joined.
         ModelError: the model is of no known family, or damaged.
         RayLLMError: an engine could not start.
     """
     began = time.monotonic()
     check_model(resolved.engine)
+    if resolved.serve.http.tls is not None:
+        make_context(resolved.serve.http.tls)
+    for path in resolved.serve.frontend.middleware:
+        import_middleware(path)
     listener = bind(resolved.serve.http)
     address = variables.get("RAY_ADDRESS") or None
     cluster = Cluster(address, variables)
@@ -135,7 +142,7 @@ class _Launch:
         # Imported here, in one thread: Ray's modules import each other in circles, which two threads must not enter.
         from rayllm.serving.application import Runtime, build_frontend
 
-        runtime = Runtime.of(self._environment)
+        runtime = Runtime.of(self._environment, self._settings.log_config)
         deployed = asyncio.wrap_future(self._cluster.submit(functools.partial(self._deploy, runtime)), loop=loop)
         app, service = build_frontend(self._settings.frontend, f"http-{os.getpid()}-0", runtime.limits)
         http = HttpServer(app, self._settings.http, self._listener)
@@ -223,21 +230,25 @@ class _Launch:
         await asyncio.to_thread(end, family, GRACE_S)
 
     def _announce(self) -> None:
-        url, name = url_of(self._listener), self._settings.frontend.served_model_names[0]
-        command = _curl(url, name, bool(self._settings.frontend.api_keys))
+        tls, name = self._settings.http.tls, self._settings.frontend.served_model_names[0]
+        url = url_of(self._listener, "http" if tls is None else "https")
+        command = _curl(url, name, bool(self._settings.frontend.api_keys), tls)
         print(f"\n{name} is served at {url} after {self._elapsed():.1f} s. Try:\n\n{command}\n", flush=True)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
 
 
-def _curl(url: str, model: str, needs_key: bool) -> str:
+def _curl(url: str, model: str, needs_key: bool, tls: TlsSettings | None) -> str:
     """A command to paste into a shell."""
     # Greedy: many models (any GGUF file) name no temperature of their own, and at 1 a small one rambles.
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = {"model": model, "messages": question, "temperature": 0}
     place = f"{url}/v1/chat/completions"
     if url.startswith("unix:"):
-        place = f"--unix-socket {url[5:]} http://localhost/v1/chat/completions"
+        place = f"--unix-socket {url[5:]} {'https' if tls else 'http'}://localhost/v1/chat/completions"
+    if tls is not None:
+        # Its certificate is for the name that others know this machine by.
+        place = f"--insecure {'--cert YOUR_CERT --key YOUR_KEY ' if tls.cert_reqs == 2 else ''}{place}"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
     return f"curl {place} -H 'Content-Type: application/json'{key} \\\n  -d '{json.dumps(body)}'"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayllm.config.serve import FrontendSettings
+from rayllm.config.serve import FrontendSettings, LogSettings
 from rayllm.errors import RequestError
 from rayllm.serving.logs import configure_logging
 
@@ -44,11 +44,11 @@ Rendered = list[int] | Refused
 class RendererServer:
     """One replica of the renderer deployment."""
 
-    def __init__(self, frontend: FrontendSettings, level: str) -> None:
+    def __init__(self, frontend: FrontendSettings, logs: LogSettings) -> None:
         from rayllm.render.renderer import Renderer
         from rayllm.render.tokenizer import Tokenizer
 
-        configure_logging(level)
+        configure_logging(logs)
         self._renderer = Renderer(Tokenizer.load(frontend.tokenizer_path), frontend.chat_template)
 
     def render(self, jobs: Sequence[Job]) -> list[Rendered]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
+from rayllm.config.serve import LogSettings
 from rayllm.serving.batcher import Batcher
 from rayllm.serving.directory import ServeDirectory, machine_address
 from rayllm.serving.fleet import Fleet
@@ -38,8 +39,8 @@ class Pick:
 class Router:
     """One replica of the router deployment."""
 
-    def __init__(self, engines: DeploymentHandle[Any], limits: SessionLimits, level: str) -> None:
-        configure_logging(level)
+    def __init__(self, engines: DeploymentHandle[Any], limits: SessionLimits, logs: LogSettings) -> None:
+        configure_logging(logs)
         self._engines = engines
         self._limits = replace(limits, ping_s=PING_S)
         self._fleet: Fleet | None = None

@@ -153,3 +153,18 @@ def test_completion(capsys, tmp_path, shell):
 def test_completion_in_fish(capsys):
     out = run(capsys, "completion", "fish")[1]
     assert "complete -c rayllm -l dtype" in out
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--ssl-certfile", "/no/such.crt", "--ssl-keyfile", "/no/such.key"],
+        ["--middleware", "no.such.thing"],
+        ["--log-config-file", "/no/such.json"],
+    ],
+)
+def test_what_the_http_servers_cannot_use_ends_the_command(capsys, flags):
+    status, _, err = run(capsys, "serve", str(smollm2_gguf()), *flags)
+    assert status == 1
+    assert err.splitlines()[-1].startswith(f"rayllm: {flags[0]}: ")

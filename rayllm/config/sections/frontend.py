@@ -90,8 +90,7 @@ FRONTEND = (
     Option(
         name="log-config-file",
         kind=Kind.STR,
-        state=State.PLANNED,
-        help="JSON file that configures logging (logging.config.dictConfig), of the HTTP server too.",
+        help="JSON file for logging.config.dictConfig; it alone then decides over the loggers rayllm and uvicorn.",
     ),
     Option(
         name="max-log-len",
@@ -164,7 +163,7 @@ FRONTEND = (
         kind=Kind.ENUM,
         default="info",
         choices=LOG_LEVELS,
-        help="Log level of the HTTP server.",
+        help="Log level of the HTTP server. debug adds a line for each connection, trace what goes over it.",
     ),
     Option(
         name="disable-uvicorn-access-log", kind=Kind.BOOL, default=False, help="Do not log a line for each request."
@@ -172,9 +171,8 @@ FRONTEND = (
     Option(
         name="disable-access-log-for-endpoints",
         kind=Kind.LIST,
-        state=State.PLANNED,
         separator=",",
-        help="Paths kept out of the access log, parted by commas.",
+        help="Paths kept out of the access log, parted by commas, such as /health,/metrics.",
     ),
     Option(name="allow-credentials", kind=Kind.BOOL, default=False, help="Allow credentials in cross-origin requests."),
     Option(
@@ -191,25 +189,22 @@ FRONTEND = (
         kind=Kind.LIST,
         help="Keys, one of which a request to /v1 must carry (Authorization: Bearer KEY). RLLM_API_KEY does the same.",
     ),
-    Option(name="ssl-keyfile", kind=Kind.STR, state=State.PLANNED, help="Private key of the server, for HTTPS."),
-    Option(name="ssl-certfile", kind=Kind.STR, state=State.PLANNED, help="Certificate of the server, for HTTPS."),
+    Option(name="ssl-keyfile", kind=Kind.STR, help="Private key of the server (PEM), if not in --ssl-certfile."),
+    Option(name="ssl-certfile", kind=Kind.STR, help="Certificate of the server (PEM), for HTTPS."),
     Option(
         name="ssl-ca-certs",
         kind=Kind.STR,
-        state=State.PLANNED,
-        help="Certificates of the authorities that may have signed clients' certificates.",
+        help="Certificates of the authorities that may have signed clients' certificates; goes with --ssl-cert-reqs.",
     ),
     Option(
         name="enable-ssl-refresh",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Load key and certificate again when their files change.",
+        help="Load key, certificate and authorities again when their files change, for new connections.",
     ),
     Option(
         name="ssl-cert-reqs",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=0,
         minimum=0,
         maximum=2,
@@ -218,17 +213,16 @@ FRONTEND = (
     Option(
         name="ssl-ciphers",
         kind=Kind.STR,
-        state=State.PLANNED,
         help="Cipher suites of TLS 1.2 and below, in OpenSSL's notation.",
     ),
     Option(name="root-path", kind=Kind.STR, help="Path under which a proxy in front publishes the server."),
     Option(
         name="middleware",
         kind=Kind.LIST,
-        state=State.PLANNED,
         default=[],
         repeats=True,
-        help="ASGI middleware as import paths, of functions or classes; may be repeated.",
+        help="Middleware by import path, package.module.name: an ASGI class, or an async function of request and "
+        "call_next. May be repeated; the last is outermost.",
     ),
     Option(
         name="enable-request-id-headers",
@@ -239,33 +233,29 @@ FRONTEND = (
     Option(
         name="disable-fastapi-docs",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
         help="Serve no /docs, /redoc and /openapi.json.",
     ),
     Option(
         name="h11-max-incomplete-event-size",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=4194304,
         unit="bytes",
         minimum=1,
-        help="Most bytes of a request's headers.",
+        help="Most bytes of a request's first line and headers; more are answered with 431.",
     ),
     Option(
         name="h11-max-header-count",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=256,
         minimum=1,
-        help="Most headers of a request.",
+        help="Most headers of a request; more are answered with 431.",
     ),
     Option(
         name="enable-offline-docs",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Serve /docs and /redoc without anything from outside.",
+        help="Serve /docs and /redoc with scripts and styles of their own, without anything from outside.",
     ),
     Option(
         name="enable-flash-late-interaction",
