@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -50,9 +51,19 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(model: Path | str, *flags: str, folder: Path, env: dict[str, str] | None = None) -> Iterator[Served]:
-    """`rayllm serve MODEL flags`, healthy; ended by SIGTERM, after which no process of it may be left."""
+def served(
+    model: Path | str,
+    *flags: str,
+    folder: Path,
+    env: dict[str, str] | None = None,
+    trust: ssl.SSLContext | None = None,
+) -> Iterator[Served]:
+    """`rayllm serve MODEL flags`, healthy; ended by SIGTERM, after which no process of it may be left.
+
+    `trust` is for flags that ask for HTTPS.
+    """
     port = free_port()
+    url = f"http://127.0.0.1:{port}" if trust is None else f"https://127.0.0.1:{port}"
     log = folder / f"serve-{port}.log"
     command = [sys.executable, "-m", "rayllm", "serve", str(model), "--host", "127.0.0.1", "--port", str(port), *flags]
     began = time.monotonic()
@@ -60,8 +71,8 @@ def served(model: Path | str, *flags: str, folder: Path, env: dict[str, str] | N
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
     family: list[int] = []
     try:
-        wait_healthy(f"http://127.0.0.1:{port}", process, log)
-        server = Served(f"http://127.0.0.1:{port}", process, log, time.monotonic() - began)
+        wait_healthy(url, process, log, trust)
+        server = Served(url, process, log, time.monotonic() - began)
         yield server
         family = server.family()
         process.send_signal(signal.SIGTERM)
@@ -76,13 +87,13 @@ def served(model: Path | str, *flags: str, folder: Path, env: dict[str, str] | N
         process.wait()
 
 
-def wait_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_healthy(url: str, process: subprocess.Popen[bytes], log: Path, trust: ssl.SSLContext | None = None) -> None:
     """Wait for a healthy answer."""
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         assert process.poll() is None, f"the server ended:\n{log.read_text(errors='replace')[-4000:]}"
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=5, verify=trust or True).status_code == 200:
                 return
         time.sleep(0.2)
     raise AssertionError(f"not healthy in {START_S} s:\n{log.read_text(errors='replace')[-4000:]}")

@@ -95,7 +95,7 @@ def import_middleware(path: str) -> Middleware:
     """The middleware at an import path, `package.module.name`: an ASGI class, or an async function as FastAPI has it.
 
     Raises:
-        ConfigError: it cannot be imported, or is neither.
+        ConfigError: it cannot be imported, is neither, or is a class that wants more than the app.
     """
     module, _, name = path.replace(":", ".").rpartition(".")
     try:
@@ -104,6 +104,10 @@ def import_middleware(path: str) -> Middleware:
         cure = "write package.module.name, and have its folder in PYTHONPATH"
         raise ConfigError("--middleware", f"{path!r} cannot be imported ({error})", cure) from error
     if inspect.isclass(found):
+        try:
+            inspect.signature(found).bind(None)
+        except TypeError as error:
+            raise ConfigError("--middleware", f"{path!r} cannot be made from an app alone ({error})") from None
         return Middleware(cast(Any, found))
     if inspect.iscoroutinefunction(found):
         return Middleware(BaseHTTPMiddleware, dispatch=found)

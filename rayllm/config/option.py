@@ -109,7 +109,7 @@ class Option:
         Raises:
             ConfigError: it is none of this option's values.
         """
-        if self.kind is Kind.LIST:
+        if self.kind is Kind.LIST and not isinstance(value, str):
             return self.checked(_items(self, value if isinstance(value, list | tuple) else [value]))
         if self.kind is Kind.JSON and not isinstance(value, str):
             return self.checked(value)

@@ -71,12 +71,14 @@ class Certificates:
         """Load the files again when they change, until cancelled. New connections get what is new."""
         while True:
             await asyncio.sleep(REFRESH_S)
-            # Looked at by name, not by notification: secrets are renewed by renaming, by links and over networks.
-            if (stamps := _stamps(self._tls)) != self._seen:
-                self._seen = stamps
-                self._load()
+            await asyncio.to_thread(self._load_what_changed)
 
-    def _load(self) -> None:
+    def _load_what_changed(self) -> None:
+        # Looked at by name, not by notification: secrets are renewed by renaming, by links and over networks.
+        stamps = _stamps(self._tls)
+        if stamps == self._seen:
+            return
+        self._seen = stamps
         try:
             self._newest = make_context(self._tls)
             log.info("loaded the changed TLS files")

@@ -33,6 +33,11 @@ class Mark:
         await self.app(scope, receive, marked)
 
 
+class Greedy:
+    def __init__(self, app, more):
+        pass
+
+
 def plain(request):
     pass
 """
@@ -125,7 +130,7 @@ async def test_middleware(markers):
     assert (await api.request("POST", CHAT, json={}, headers={"Authorization": "Bearer k"})).headers["x-class"] == "1"
 
 
-@pytest.mark.parametrize("name", ["no.such.thing", "nothing", "{}.absent", "{}.plain", "{}.Mark.x"])
+@pytest.mark.parametrize("name", ["no.such.thing", "nothing", "{}.absent", "{}.plain", "{}.Mark.x", "{}.Greedy"])
 def test_other_middleware_is_named(markers, name):
     path = name.format(markers)
     with pytest.raises(ConfigError, match=f"--middleware: '{re.escape(path)}'"):

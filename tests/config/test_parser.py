@@ -203,6 +203,12 @@ def test_a_missing_file_is_named():
         given("--config", "/no/such.yaml")
 
 
+def test_text_in_a_file_reads_like_an_argument(tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text("""paths: /a, /b\nnames: '["a", "b"]'\nnumbers: "3"\n""")
+    assert given("--config", str(file)) == {"paths": ["/a", "/b"], "names": ["a", "b"], "numbers": [3]}
+
+
 def test_a_mapping_reads_like_a_file():
     assert parse_mapping({"max_model_len": "1K", "port": 8123}, registry()) == {"max-model-len": 1024, "port": 8123}
 

@@ -1,0 +1,21 @@
+"""What `serve run` is told."""
+
+import pytest
+
+from rayllm.errors import ConfigError
+from rayllm.serving.application import build
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", 1),
+        ("ssl-certfile", "x"),
+        ("enable-ssl-refresh", True),
+        ("disable-access-log-for-endpoints", "/health"),
+        ("h11-max-header-count", 10),
+    ],
+)
+def test_what_serves_own_proxy_decides_is_refused(name, value):
+    with pytest.raises(ConfigError, match=f"--{name}: has no effect under serve run"):
+        build({"model": "m", name: value})
