@@ -17,9 +17,12 @@ class LimitedHttp(HttpToolsProtocol):
     def __init__(self, max_head_bytes: int, max_headers: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._max_head_bytes, self._max_headers = max_head_bytes, max_headers
+        self._chunk = 0
         self._in_head = False
         self._received = 0
-        """Bytes of an unfinished head, without those that came together with its first."""
+        """Bytes from the chunk on in which the head begins, which may hold the end of another request before it."""
+        self._before = 0
+        """Bytes of that chunk."""
         self._refusal: str | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -29,22 +32,27 @@ class LimitedHttp(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
+        self._chunk = len(data)
         if self._in_head:
-            self._received += len(data)
+            self._received += self._chunk
         super().data_received(data)
-        if self._in_head and self._refusal is None and self._too_much(self._received):
+        if not self._in_head or self.transport.is_closing():
+            return
+        if self._too_much(self._received - self._before):
             self.send_400_response("")
 
     def on_message_begin(self) -> None:
         """Called by the parser."""
         super().on_message_begin()
-        self._in_head, self._received = True, 0
+        self._in_head = True
+        self._received = self._before = self._chunk
 
     def on_headers_complete(self) -> None:
         """Called by the parser, which answers an exception by `send_400_response`."""
         self._in_head = False
-        size = len(self.url) + sum(len(name) + len(value) + SEPARATORS for name, value in self.headers)
-        if self._too_much(size):
+        # Few heads come near a limit, and to measure each would cost as much as half of its parsing.
+        near = self._received > self._max_head_bytes or len(self.headers) > self._max_headers
+        if near and self._too_much(self._head_bytes()):
             raise ValueError(self._refusal)
         super().on_headers_complete()
 
@@ -57,6 +65,9 @@ class LimitedHttp(HttpToolsProtocol):
         head = f"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(f"{head}content-type: application/json\r\nconnection: close\r\n\r\n".encode() + body)
         self.transport.close()
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + SEPARATORS for name, value in self.headers)
 
     def _too_much(self, size: int) -> bool:
         if size > self._max_head_bytes:
