@@ -42,3 +42,5 @@ class EngineConfig:
     logits_processors: tuple[str, ...] = ()
     """Classes to load, as `module:Class`."""
     seed: int = 0
+    kv_metrics_sample: float = 0.0
+    """Share of the KV blocks whose residency is measured."""

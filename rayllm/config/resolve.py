@@ -8,6 +8,7 @@ from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
 from rayllm.config.hardware import Hardware
 from rayllm.config.model_facts import ModelFacts
+from rayllm.config.observability import kv_metrics_sample, observability_notes
 from rayllm.config.registry import Values
 from rayllm.config.serve import FrontendSettings, HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import ConfigError
@@ -47,7 +48,11 @@ def resolve(
         ConfigError: options contradict one another, the model or the machine.
     """
     engine = resolve_engine(values, facts, hardware, files.weight_bytes)
-    return Resolved(engine=engine, serve=_resolve_serve(values, facts, engine, files, api_key))
+    return Resolved(
+        engine=engine,
+        serve=_resolve_serve(values, facts, engine, files, api_key),
+        notes=tuple(observability_notes(values)),
+    )
 
 
 def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight_bytes: int = 0) -> EngineConfig:
@@ -92,6 +97,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
         threads=max(1, hardware.cpus // engines),
         logits_processors=tuple(_class_path(name) for name in values["logits-processors"] or ()),
         seed=values["seed"],
+        kv_metrics_sample=kv_metrics_sample(values),
     )
 
 

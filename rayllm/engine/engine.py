@@ -15,6 +15,7 @@ from rayllm.config.engine import EngineConfig
 from rayllm.engine.admission import Admission
 from rayllm.engine.metrics import EngineMetrics
 from rayllm.engine.request import Request, State
+from rayllm.engine.residency import Residency
 from rayllm.engine.scheduler import Limits, PlannedStep, Scheduler
 from rayllm.errors import ConfigError, EngineDead, Overloaded, RequestError
 from rayllm.executor.base import Executor, build_executor
@@ -52,6 +53,10 @@ class Engine:
         )
         self._admission = Admission(config, executor.logits_processor_names())
         self._metrics = EngineMetrics()
+        if config.kv_metrics_sample:
+            residency = Residency(config.kv_metrics_sample)
+            self._metrics.histograms |= residency.histograms
+            pool.watch(residency)
         self._requests: dict[tuple[int, int], Request] = {}
         self._sent: deque[tuple[PlannedStep, Future[StepResult]]] = deque()
         self._depth = 2 if config.async_scheduling else 1

@@ -6,6 +6,7 @@ used again) or empty. The pool knows block ids and hashes, and no tensor.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,26 @@ class PoolStats:
         return self.empty + self.cached
 
 
+class BlockWatch(Protocol):
+    """Is told what happens to blocks, after it has happened."""
+
+    def taken(self, blocks: list[int]) -> None:
+        """These are held, with no content yet."""
+        ...
+
+    def shared(self, blocks: list[int]) -> None:
+        """One more request uses the content of these."""
+        ...
+
+    def let_go(self, block: int) -> None:
+        """No request holds it any more; its content can still be found."""
+        ...
+
+    def ended(self, block: int) -> None:
+        """Its content is given up."""
+        ...
+
+
 class BlockPool:
     """Owns `num_blocks` blocks with the ids 0 to `num_blocks` - 1."""
 
@@ -32,6 +53,11 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._watch: BlockWatch | None = None
+
+    def watch(self, watch: BlockWatch) -> None:
+        """Tell one object what happens to blocks. To be called before the first `take`."""
+        self._watch = watch
 
     @property
     def free(self) -> int:
@@ -52,8 +78,12 @@ class BlockPool:
             else:
                 block, _ = self._cached.popitem(last=False)
                 self._forget(block)
+                if self._watch is not None:
+                    self._watch.ended(block)
             self._references[block] = 1
             blocks.append(block)
+        if self._watch is not None:
+            self._watch.taken(blocks)
         return blocks
 
     def find(self, block_hash: bytes) -> int | None:
@@ -70,6 +100,8 @@ class BlockPool:
             if self._references[block] == 0:
                 del self._cached[block]
             self._references[block] += 1
+        if self._watch is not None:
+            self._watch.shared(blocks)
 
     def give_back(self, blocks: list[int]) -> None:
         """Drop one reference to each block, in the order of a request's tokens."""
@@ -80,8 +112,12 @@ class BlockPool:
             if self._references[block] == 0:
                 if self._hash[block] is None:
                     self._empty.append(block)
+                    if self._watch is not None:
+                        self._watch.ended(block)
                 else:
                     self._cached[block] = None
+                    if self._watch is not None:
+                        self._watch.let_go(block)
 
     def publish(self, block: int, block_hash: bytes) -> None:
         """Make the content of a held block findable. Of two blocks with one content the first stays findable."""
@@ -95,6 +131,9 @@ class BlockPool:
         for block in list(self._block_of.values()):
             self._forget(block)
         self._empty.extend(self._cached)
+        if self._watch is not None:
+            for block in self._cached:
+                self._watch.ended(block)
         self._cached.clear()
 
     def stats(self) -> PoolStats:

@@ -17,6 +17,9 @@ HISTOGRAM_HELP = {
     "request_queue_time_seconds": "Time that a request waited for its first step.",
     "request_prompt_tokens": "Prompt tokens of a finished request.",
     "request_generation_tokens": "Output tokens of a finished request.",
+    "kv_block_lifetime_seconds": "Time from when a KV block is taken to when its content is given up (sampled).",
+    "kv_block_idle_before_evict_seconds": "Time that a KV block lies unused before its content is given up (sampled).",
+    "kv_block_reuse_gap_seconds": "Time between two uses of the content of a KV block (sampled).",
 }
 
 

@@ -33,17 +33,17 @@ OBSERVABILITY = (
     Option(
         name="kv-cache-metrics",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Measure how long KV blocks live, lie idle and wait for their next use.",
+        help="Measure how long KV blocks live, lie unused and wait for their next use: three histograms in /metrics. "
+        "Needs statistics, that is no --disable-log-stats.",
     ),
     Option(
         name="kv-cache-metrics-sample",
         kind=Kind.FLOAT,
-        state=State.PLANNED,
         default=0.01,
         maximum=1.0,
-        help="Share of the blocks that are measured.",
+        check=lambda value: None if value > 0 else f"{value} is not above 0",
+        help="Share of the KV blocks that --kv-cache-metrics measures, above 0.",
     ),
     Option(
         name="cudagraph-metrics",
