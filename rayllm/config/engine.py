@@ -44,3 +44,7 @@ class EngineConfig:
     seed: int = 0
     kv_metrics_sample: float = 0.0
     """Share of the KV blocks whose residency is measured."""
+    estimate_work: bool = False
+    """Whether arithmetic and memory traffic are estimated."""
+    weight_bytes: int = 0
+    """Size of the weights on disk."""

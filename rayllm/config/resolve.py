@@ -98,6 +98,8 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
         logits_processors=tuple(_class_path(name) for name in values["logits-processors"] or ()),
         seed=values["seed"],
         kv_metrics_sample=kv_metrics_sample(values),
+        estimate_work=values["enable-mfu-metrics"],
+        weight_bytes=weight_bytes,
     )
 
 

@@ -17,6 +17,7 @@ from rayllm.engine.metrics import EngineMetrics
 from rayllm.engine.request import Request, State
 from rayllm.engine.residency import Residency
 from rayllm.engine.scheduler import Limits, PlannedStep, Scheduler
+from rayllm.engine.work import Work
 from rayllm.errors import ConfigError, EngineDead, Overloaded, RequestError
 from rayllm.executor.base import Executor, build_executor
 from rayllm.kv.blocks import BlockPool
@@ -57,6 +58,7 @@ class Engine:
             residency = Residency(config.kv_metrics_sample)
             self._metrics.histograms |= residency.histograms
             pool.watch(residency)
+        self._work = Work(config) if config.estimate_work else None
         self._requests: dict[tuple[int, int], Request] = {}
         self._sent: deque[tuple[PlannedStep, Future[StepResult]]] = deque()
         self._depth = 2 if config.async_scheduling else 1
@@ -153,6 +155,7 @@ class Engine:
             preemptions=counters.preemptions, prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits, finished=dict(metrics.finished), blocks_total=pool.num_blocks,
             blocks_free=pool.free, histograms={name: d.snapshot() for name, d in metrics.histograms.items()},
+            estimates=dict(self._work.totals) if self._work is not None else {},
         )  # fmt: skip
 
     def check(self) -> None:
@@ -213,6 +216,8 @@ class Engine:
         step = self._scheduler.plan()
         if step is not None:
             self._note_started(step)
+            if self._work is not None:
+                self._work.add(step)
             self._sent.append((step, self._executor.submit(step.plan)))
         if not self._sent or (step is not None and len(self._sent) < self._depth):
             return {}

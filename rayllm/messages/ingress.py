@@ -120,6 +120,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Free blocks, cached ones included."""
     histograms: dict[str, Histogram] = {}
     """By metric name without prefix, such as `time_to_first_token_seconds`."""
+    estimates: dict[str, float] = {}
+    """Counters of estimated work by metric name without prefix, where these are asked for."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag="stats"):

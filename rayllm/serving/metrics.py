@@ -21,6 +21,11 @@ HISTOGRAM_HELP = {
     "kv_block_idle_before_evict_seconds": "Time that a KV block lies unused before its content is given up (sampled).",
     "kv_block_reuse_gap_seconds": "Time between two uses of the content of a KV block (sampled).",
 }
+ESTIMATE_HELP = {
+    "estimated_flops_per_gpu": "Estimated floating-point operations of each worker.",
+    "estimated_read_bytes_per_gpu": "Estimated bytes of weights and KV cache that each worker read.",
+    "estimated_write_bytes_per_gpu": "Estimated bytes of KV cache that each worker wrote.",
+}
 
 
 def prometheus_text(stats: Mapping[str, EngineStats], model_name: str) -> bytes:
@@ -61,6 +66,9 @@ class _Engines(Collector):
         yield self._counter("num_preemptions", "Preemptions.", lambda s: s.preemptions)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.prefix_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found cached.", lambda s: s.prefix_hits)
+        for name, text in ESTIMATE_HELP.items():
+            if any(name in stats.estimates for stats in self._stats.values()):
+                yield self._counter(name, text, lambda s, name=name: s.estimates.get(name, 0.0))
 
     def _gauge(self, name: str, text: str, value: _Value) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)

@@ -63,9 +63,9 @@ OBSERVABILITY = (
     Option(
         name="enable-mfu-metrics",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Estimate the arithmetic done.",
+        help="Estimate floating-point operations and bytes moved by each step, from the model's sizes: three counters "
+        "in /metrics, vllm:estimated_*_per_gpu_total.",
     ),
     Option(
         name="enable-logging-iteration-details",

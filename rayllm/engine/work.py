@@ -1,0 +1,78 @@
+"""An estimate of the arithmetic and the memory traffic of steps, from the model's sizes and the steps' plans.
+
+    D width, F inner width, N query heads, G key/value heads, H head size, V vocabulary, L layers, of these L_w with
+    window w; a step computes tokens T of several rows, each of which sees c tokens (its own included, at most w), and
+    takes logits of R positions
+
+    FLOPs    2 T L D H (2 N + 2 G) + 6 T L D F     projections and MLP: two operations for each weight and token
+             + 4 N H  sum over layers and tokens of c          scores, and the weighted sum of values
+             + 2 R D V                                         logits
+    read     bytes of all weights once a step, those of the output head only where R > 0
+             + keys and values that the tokens of a row see, once for each row and layer
+    written  keys and values of the T tokens
+
+Norms, rotations, biases, sampling and what passes from one product to the next are left out: they are small, or stay
+in caches.
+"""
+
+from collections import Counter
+
+from rayllm.config.engine import EngineConfig
+from rayllm.engine.scheduler import PlannedStep
+from rayllm.model.families import spec_of
+
+FLOPS, READ, WRITTEN = "estimated_flops_per_gpu", "estimated_read_bytes_per_gpu", "estimated_write_bytes_per_gpu"
+
+
+class Work:
+    """Adds up what the steps of one engine come to, for each of its workers."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Take the sizes from the model's config.
+
+        Raises:
+            ModelError: the model is of no known family.
+        """
+        spec = spec_of(config.model)
+        self.totals = {FLOPS: 0.0, READ: 0.0, WRITTEN: 0.0}
+        """By metric name without prefix."""
+        width, attention = spec.hidden_size, spec.num_heads * spec.head_size
+        kv = spec.num_kv_heads * spec.head_size
+        self._layers = spec.num_layers * width * (2 * attention + 2 * kv + 3 * spec.intermediate_size)
+        self._head = width * spec.vocab_size
+        self._attention = 4 * attention
+        self._windows = Counter(spec.windows)
+        value = 4 if config.dtype == "float32" else 2
+        self._kv_bytes = 2 * kv * value
+        weights = self._layers + self._head * (1 if spec.tied else 2)
+        # A GGUF file's weights stay as they are stored.
+        self._weight_bytes = config.weight_bytes / weights if config.model.format == "gguf" else value
+        self._workers = config.tensor_parallel_size
+
+    def add(self, step: PlannedStep) -> None:
+        """Count a step. To be called right after it was planned."""
+        tokens, seen, kept, logits = 0, 0, 0, len(step.sampling)
+        for request, count in zip(step.requests, step.plan.counts, strict=True):
+            start = request.computed - count
+            tokens += count
+            for window, layers in self._windows.items():
+                seen += layers * tokens_seen(start, count, window)
+                kept += layers * tokens_kept(start, count, window)
+            if request.prompt_logprobs is not None:
+                logits += max(0, min(request.computed, request.num_prompt - 1) - start)
+        flops = 2 * tokens * self._layers + self._attention * seen + 2 * logits * self._head
+        read = (self._layers + (self._head if logits else 0)) * self._weight_bytes + kept * self._kv_bytes
+        self.totals[FLOPS] += flops / self._workers
+        self.totals[READ] += read / self._workers
+        self.totals[WRITTEN] += tokens * self._windows.total() * self._kv_bytes / self._workers
+
+
+def tokens_seen(start: int, count: int, window: int | None) -> int:
+    """Tokens that the `count` tokens from position `start` see in one layer, their own included, added up."""
+    widening = count if window is None else max(0, min(count, window - start))
+    return widening * start + widening * (widening + 1) // 2 + (count - widening) * (window or 0)
+
+
+def tokens_kept(start: int, count: int, window: int | None) -> int:
+    """Different tokens among those."""
+    return start + count if window is None else min(start + count, window + count - 1)
