@@ -45,6 +45,8 @@ class FrontendSettings:
     """Logprobs name tokens as `token_id:5`, in every response."""
     priority_scheduling: bool = False
     """Whether engines heed `priority`; where not, a priority other than 0 is refused."""
+    shown_metrics: Mapping[str, str] = field(default_factory=dict)
+    """Hidden names of metrics that are shown nevertheless, each with what the metric is called now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

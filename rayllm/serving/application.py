@@ -181,7 +181,7 @@ def build_frontend(frontend: FrontendSettings, ingress_id: str, limits: SessionL
     from rayllm.render.tokenizer import Tokenizer
 
     renderer = Renderer(Tokenizer.load(frontend.tokenizer_path), frontend.chat_template)
-    service = ServiceImpl(renderer, frontend.served_model_names[0], ingress_id, limits)
+    service = ServiceImpl(renderer, frontend.served_model_names[0], ingress_id, limits, frontend.shown_metrics)
     return build_app(service, frontend, renderer), service
 
 

@@ -28,11 +28,14 @@ ESTIMATE_HELP = {
 }
 
 
-def prometheus_text(stats: Mapping[str, EngineStats], model_name: str) -> bytes:
-    """The metrics of all engines, by engine id, and of this process."""
+def prometheus_text(stats: Mapping[str, EngineStats], model_name: str, shown: Mapping[str, str] = {}) -> bytes:
+    """The metrics of all engines, by engine id, and of this process.
+
+    `shown` are older names, each with that of a metric, under which this is shown as well.
+    """
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
-    registry.register(_Engines(stats, model_name))
+    registry.register(_Engines(stats, model_name, shown))
     return generate_latest(registry)
 
 
@@ -42,12 +45,20 @@ _Value = Callable[[EngineStats], float]
 class _Engines(Collector):
     """One moment of all engines."""
 
-    def __init__(self, stats: Mapping[str, EngineStats], model_name: str) -> None:
+    def __init__(self, stats: Mapping[str, EngineStats], model_name: str, shown: Mapping[str, str]) -> None:
         self._stats = stats
         self._model_name = model_name
+        self._shown = shown
 
     def collect(self) -> Iterable[Metric]:
         """Called once by the registry."""
+        for family in self._families():
+            yield family
+            for old, new in self._shown.items():
+                if family.name == PREFIX + new:
+                    yield _renamed(family, PREFIX + old)
+
+    def _families(self) -> Iterator[Metric]:
         yield from self._gauges()
         yield from self._counters()
         yield self._finished()
@@ -100,6 +111,12 @@ class _Engines(Collector):
                     histogram = stats.histograms[name]
                     family.add_metric((self._model_name, engine), _cumulative(histogram), histogram.sum)
             yield family
+
+
+def _renamed(family: Metric, name: str) -> Metric:
+    copy = Metric(name, f"Older name of {family.name}.", family.type)
+    copy.samples = [sample._replace(name=name + sample.name.removeprefix(family.name)) for sample in family.samples]
+    return copy
 
 
 def _cumulative(histogram: Histogram) -> list[tuple[str, float]]:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -32,12 +32,20 @@ STATS_EVERY_S = 10.0
 class ServiceImpl:
     """Meets `rayllm.api.service.Service`. Belongs to the event loop in which `attach` was called."""
 
-    def __init__(self, renderer: Renderer, model_name: str, ingress_id: str, limits: SessionLimits) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        model_name: str,
+        ingress_id: str,
+        limits: SessionLimits,
+        shown_metrics: Mapping[str, str] = {},
+    ) -> None:
         """Usable only after `attach`; until then it is unhealthy and has no engines."""
         self._renderer = renderer
         self._model_name = model_name
         self._ingress_id = ingress_id
         self._limits = limits
+        self._shown_metrics = shown_metrics
         self._fleet: Fleet | None = None
         self._attached = asyncio.Event()
         self._rendering: Batcher[Job, Rendered] | None = None
@@ -109,7 +117,8 @@ class ServiceImpl:
 
     async def metrics(self) -> bytes:
         """See `Service.metrics`."""
-        return prometheus_text(await self._fleet.stats() if self._fleet is not None else {}, self._model_name)
+        stats = await self._fleet.stats() if self._fleet is not None else {}
+        return prometheus_text(stats, self._model_name, self._shown_metrics)
 
     # -- within
 

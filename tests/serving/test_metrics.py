@@ -1,13 +1,15 @@
 """The Prometheus text carries every engine's numbers under the names that dashboards read."""
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rayllm.config.hidden_metrics import HIDDEN_METRICS
 from rayllm.messages.ingress import EngineStats, Histogram, Load
 from rayllm.serving.metrics import prometheus_text
 
 
-def samples(stats):
-    text = prometheus_text(stats, "demo").decode()
+def samples(stats, **kwargs):
+    text = prometheus_text(stats, "demo", **kwargs).decode()
     return {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -47,3 +49,20 @@ def test_histograms_are_cumulative():
 
 def test_without_engines_there_is_still_a_text():
     assert b"process_" in prometheus_text({}, "demo")
+
+
+@pytest.mark.option("show-hidden-metrics-for-version")
+def test_hidden_names_show_only_when_asked_for():
+    histogram = Histogram([0.1], [3, 2], 4.5)
+    histograms = {"inter_token_latency_seconds": histogram}
+    stats = {"a": EngineStats(load=Load(kv_usage=0.5), prefix_hits=6, histograms=histograms)}
+    plain = samples(stats)
+    assert not any(old in name for name, *_ in plain for old in HIDDEN_METRICS)
+    shown = samples(stats, shown={old: one.successor for old, one in HIDDEN_METRICS.items()})
+    assert plain.keys() <= shown.keys()
+    a, model = ("engine", "a"), ("model_name", "demo")
+    assert shown["vllm:gpu_cache_usage_perc", a, model] == 0.5
+    assert shown["vllm:gpu_prefix_cache_hits_total", a, model] == 6
+    assert shown["vllm:gpu_prefix_cache_queries_total", a, model] == 0
+    assert shown["vllm:time_per_output_token_seconds_bucket", a, ("le", "0.1"), model] == 3
+    assert shown["vllm:time_per_output_token_seconds_count", a, model] == 5

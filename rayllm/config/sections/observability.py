@@ -1,13 +1,26 @@
 """Options of metrics, traces and logs of steps."""
 
+from typing import Any
+
+from rayllm.config.hidden_metrics import parse_version
 from rayllm.config.option import Kind, Option, State
+
+
+def _version(value: Any) -> str | None:
+    try:
+        parse_version(value)
+    except ValueError:
+        return f"{value!r} is not a version such as 0.1"
+    return None
+
 
 OBSERVABILITY = (
     Option(
         name="show-hidden-metrics-for-version",
         kind=Kind.STR,
-        state=State.PLANNED,
-        help="Show metrics that are hidden since this version.",
+        check=_version,
+        help="Show metrics that this version of rayllm or a later one hid, such as 0.1: older names, kept for a while "
+        "for dashboards that read them.",
     ),
     Option(
         name="otlp-traces-endpoint", kind=Kind.STR, state=State.PLANNED, help="URL that takes OpenTelemetry traces."
