@@ -5,6 +5,7 @@ from dataclasses import replace
 from rayllm.config.files import read_files
 from rayllm.config.hardware import probe_hardware
 from rayllm.config.model_facts import read_model_facts
+from rayllm.config.observability import check_trace_packages
 from rayllm.config.plan import plan_lines
 from rayllm.config.registry import Values, registry
 from rayllm.config.resolve import Resolved, resolve
@@ -22,6 +23,7 @@ def load(values: Values, api_key: str | None = None) -> Resolved:
     warnings = check_states(values, registry(), hardware)
     facts = read_model_facts(values["model"])
     resolved = resolve(values, facts, hardware, read_files(values, facts), api_key)
+    check_trace_packages(resolved.serve.frontend.traces)
     return replace(
         resolved,
         notes=(*values.notes, *warnings, *resolved.notes),

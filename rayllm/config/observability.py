@@ -1,9 +1,17 @@
 """What the options of metrics and traces come to, and which of them have no effect."""
 
+import importlib.util
 from collections.abc import Iterator
+from typing import Literal
+from urllib.parse import urlsplit
 
 from rayllm.config.hidden_metrics import HIDDEN_METRICS, hidden_since
 from rayllm.config.registry import Values
+from rayllm.config.serve import TraceSettings
+from rayllm.errors import ConfigError
+
+GRPC_PORT = 4317
+"""OTLP's own, so that a URL with it means gRPC whatever its scheme."""
 
 
 def kv_metrics_sample(values: Values) -> float:
@@ -15,6 +23,59 @@ def shown_metrics(values: Values) -> dict[str, str]:
     """Older names of metrics to show, each with what it is called now."""
     version = values["show-hidden-metrics-for-version"]
     return {} if version is None else hidden_since(version)
+
+
+def trace_settings(values: Values) -> TraceSettings | None:
+    """How requests are traced, or None.
+
+    Raises:
+        ConfigError: detailed traces are asked for, and nobody to send them to is named.
+    """
+    url, details = values["otlp-traces-endpoint"], values["collect-detailed-traces"]
+    if url is None:
+        if details is not None:
+            raise ConfigError(
+                "--collect-detailed-traces",
+                "there is nobody to send traces to",
+                "name a collector with --otlp-traces-endpoint, or leave it out",
+            )
+        return None
+    endpoint, protocol = _endpoint(url)
+    parts = details.split(",") if details else []
+    return TraceSettings(
+        endpoint=endpoint,
+        protocol=protocol,
+        model="model" in parts or "all" in parts,
+        worker="worker" in parts or "all" in parts,
+    )
+
+
+def check_trace_packages(settings: TraceSettings | None) -> None:
+    """Refuse traces where the packages are missing that send them.
+
+    Raises:
+        ConfigError: names the package.
+    """
+    if settings is None:
+        return
+    package = f"opentelemetry.exporter.otlp.proto.{settings.protocol}"
+    try:
+        found = importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        name = f"opentelemetry-exporter-otlp-proto-{settings.protocol}"
+        raise ConfigError(
+            "--otlp-traces-endpoint", f"the package {name} is not installed", "pip install 'rayllm[otel]'"
+        )
+
+
+def _endpoint(url: str) -> tuple[str, Literal["http", "grpc"]]:
+    parts = urlsplit(url)
+    secure = parts.scheme in ("https", "grpcs")
+    if parts.scheme.startswith("grpc") or parts.port == GRPC_PORT:
+        return f"{'https' if secure else 'http'}://{parts.netloc}", "grpc"
+    return (url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"), "http"
 
 
 def observability_notes(values: Values) -> Iterator[str]:

@@ -8,7 +8,7 @@ from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
 from rayllm.config.hardware import Hardware
 from rayllm.config.model_facts import ModelFacts
-from rayllm.config.observability import kv_metrics_sample, observability_notes, shown_metrics
+from rayllm.config.observability import kv_metrics_sample, observability_notes, shown_metrics, trace_settings
 from rayllm.config.registry import Values
 from rayllm.config.serve import FrontendSettings, HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import ConfigError
@@ -134,6 +134,7 @@ def _resolve_serve(
         tokens_as_token_ids=values["return-tokens-as-token-ids"],
         priority_scheduling=engine.scheduling_policy == "priority",
         shown_metrics=shown_metrics(values),
+        traces=trace_settings(values),
     )
     logs_as_told = files.log_config is not None and "uvicorn-log-level" not in values.given
     http = HttpSettings(

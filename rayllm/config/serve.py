@@ -2,7 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettings:
+    """Where the spans of requests go, and what they tell."""
+
+    endpoint: str
+    """URL of the collector, as its protocol needs it."""
+    protocol: Literal["http", "grpc"]
+    """Of OTLP."""
+    model: bool = False
+    """Whether spans tell how long the model took."""
+    worker: bool = False
+    """Whether spans tell how long the workers' steps took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +61,8 @@ class FrontendSettings:
     """Whether engines heed `priority`; where not, a priority other than 0 is refused."""
     shown_metrics: Mapping[str, str] = field(default_factory=dict)
     """Hidden names of metrics that are shown nevertheless, each with what the metric is called now."""
+    traces: TraceSettings | None = None
+    """None: no request is traced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

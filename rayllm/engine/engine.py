@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import msgspec
+
 from rayllm.config.engine import EngineConfig
 from rayllm.engine.admission import Admission
 from rayllm.engine.metrics import EngineMetrics
@@ -22,7 +24,7 @@ from rayllm.errors import ConfigError, EngineDead, Overloaded, RequestError
 from rayllm.executor.base import Executor, build_executor
 from rayllm.kv.blocks import BlockPool
 from rayllm.messages.engine import Add
-from rayllm.messages.ingress import EngineStats, Load, RequestOutput
+from rayllm.messages.ingress import EngineStats, Load, RequestOutput, RequestTimes
 from rayllm.messages.worker import StepResult
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class Engine:
         self._stopping = False
         self._dead: str | None = None
         self._step_began = 0.0
+        self._spent = (0.0, 0.0)
         self._load = Load()
         self._deliver: Deliver = lambda outputs, load: None
         self._thread: threading.Thread | None = None
@@ -225,8 +228,11 @@ class Engine:
         result = future.result()
         outputs: Outputs = {}
         now = time.time()
+        self._note_spent(step, result)
         for request, output in self._scheduler.commit(step, result):
             self._count(request, output, now)
+            if output.cached_tokens is not None or output.finish_reason is not None:
+                output = msgspec.structs.replace(output, times=self._times(request, now))
             outputs.setdefault(request.client, []).append(output)
         self._update_load()
         return outputs
@@ -239,6 +245,23 @@ class Engine:
                     request.running_time = now
                     self._metrics.histograms["request_queue_time_seconds"].observe(now - request.queued_time)
 
+    def _note_spent(self, step: PlannedStep, result: StepResult) -> None:
+        if step.plan.start:
+            for request in step.requests:
+                if request.spent_before is None:
+                    request.spent_before = self._spent
+        self._spent = (self._spent[0] + result.times[0], self._spent[1] + result.times[1])
+
+    def _times(self, request: Request, now: float) -> RequestTimes:
+        model, worker = request.spent_before or self._spent
+        return RequestTimes(
+            queued=request.running_time - request.queued_time,
+            prefill=request.first_token_time - request.running_time,
+            decode=now - request.first_token_time,
+            model=self._spent[0] - model,
+            worker=self._spent[1] - worker,
+        )
+
     def _end(self, request: Request, reason: str) -> None:
         if request.state is not State.FINISHED:
             self._scheduler.finish(request)
@@ -249,6 +272,7 @@ class Engine:
         metrics = self._metrics
         metrics.generation_tokens += len(output.token_ids)
         if output.cached_tokens is not None:
+            request.first_token_time = now
             metrics.prompt_tokens += request.num_prompt
             # A request that lost its engine had its first token there.
             if not request.add.output_token_ids:

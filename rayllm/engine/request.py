@@ -32,9 +32,9 @@ class Request:
     """
 
     __slots__ = (
-        "add", "blocks", "cached_tokens", "client", "computed", "hashes", "in_flight", "last_token_time", "limit",
-        "num_prompt", "prompt_logprobs", "published", "queued_time", "root", "row", "running_time", "sort_key", "state",
-        "stop_ids", "tokens",
+        "add", "blocks", "cached_tokens", "client", "computed", "first_token_time", "hashes", "in_flight",
+        "last_token_time", "limit", "num_prompt", "prompt_logprobs", "published", "queued_time", "root", "row",
+        "running_time", "sort_key", "spent_before", "state", "stop_ids", "tokens",
     )  # fmt: skip
 
     def __init__(self, client: int, add: Add, *, limit: int, stop_ids: frozenset[int], root: bytes, now: float) -> None:
@@ -62,7 +62,10 @@ class Request:
         self.sort_key: tuple[float, ...] = ()
         self.queued_time = now
         self.running_time = 0.0
+        self.first_token_time = 0.0
         self.last_token_time = 0.0
+        self.spent_before: tuple[float, float] | None = None
+        """Seconds that the engine's steps had taken before its first one: in the model, and in all."""
 
     @property
     def key(self) -> tuple[int, int]:

@@ -41,6 +41,8 @@ class FakeExecutor:
         self.largest_step = 0
         self.fail_at: int | None = None
         """The step that raises, counted from 0."""
+        self.step_times = (0.0, 0.0)
+        """What each step says it took."""
 
     def kv_bytes_per_block(self) -> int:
         """One byte a token."""
@@ -83,7 +85,7 @@ class FakeExecutor:
             row = self._rows[index]
             for position in range(row.computed, row.computed + count):
                 self._cache[self._place(row, position)] = row.tokens[position]
-        result = StepResult([], [], {}, {})
+        result = StepResult([], [], {}, {}, times=self.step_times)
         for index, count in zip(plan.rows, plan.counts, strict=True):
             self._advance(index, count, result)
         return result

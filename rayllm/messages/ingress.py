@@ -58,6 +58,21 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
     """The error's code, such as `context_length_exceeded`."""
 
 
+class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
+    """How a request's time in its engine was spent, in seconds, as far as it has come."""
+
+    queued: float
+    """Until its first step."""
+    prefill: float
+    """From there to its first token."""
+    decode: float
+    """From its first token on."""
+    model: float
+    """While it ran: in the model, for all requests of its steps."""
+    worker: float
+    """The same with all else that a step is: its preparation, logits and sampling."""
+
+
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """What one step produced for one request."""
 
@@ -74,6 +89,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens found in the prefix cache; sent with the first output."""
     error: str | None = None
     """Why it ended, where the reason is `error`."""
+    times: RequestTimes | None = None
+    """Sent with the first and the last output."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):

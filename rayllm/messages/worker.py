@@ -48,3 +48,5 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """By row: for the prompt positions after those computed in this step, in order (position 0 never)."""
     failed: dict[int, str] = {}
     """Rows that cannot go on, such as by a fault in a logits processor, and why."""
+    times: tuple[float, float] = (0.0, 0.0)
+    """Seconds that the model took, and the whole step."""

@@ -181,8 +181,16 @@ def build_frontend(frontend: FrontendSettings, ingress_id: str, limits: SessionL
     from rayllm.render.tokenizer import Tokenizer
 
     renderer = Renderer(Tokenizer.load(frontend.tokenizer_path), frontend.chat_template)
-    service = ServiceImpl(renderer, frontend.served_model_names[0], ingress_id, limits, frontend.shown_metrics)
-    return build_app(service, frontend, renderer), service
+    name, tracing = frontend.served_model_names[0], None
+    if frontend.traces is not None:
+        from rayllm.serving.tracing import Tracing  # needs the extra otel
+
+        tracing = Tracing(frontend.traces, name)
+    service = ServiceImpl(renderer, name, ingress_id, limits, frontend.shown_metrics, tracing)
+    app = build_app(service, frontend, renderer)
+    if tracing is not None:
+        app.add_middleware(tracing.middleware)
+    return app, service
 
 
 def _helper(name: str) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.serve.handle import DeploymentHandle
 
@@ -20,6 +20,9 @@ from rayllm.serving.metrics import prometheus_text
 from rayllm.serving.renderer_server import Job, Refused, RenderChat, Rendered, RenderText
 from rayllm.serving.router import RouterClient
 from rayllm.serving.wire import SessionLimits
+
+if TYPE_CHECKING:
+    from rayllm.serving.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,7 @@ class ServiceImpl:
         ingress_id: str,
         limits: SessionLimits,
         shown_metrics: Mapping[str, str] = {},
+        tracing: "Tracing | None" = None,
     ) -> None:
         """Usable only after `attach`; until then it is unhealthy and has no engines."""
         self._renderer = renderer
@@ -46,6 +50,7 @@ class ServiceImpl:
         self._ingress_id = ingress_id
         self._limits = limits
         self._shown_metrics = shown_metrics
+        self._tracing = tracing
         self._fleet: Fleet | None = None
         self._attached = asyncio.Event()
         self._rendering: Batcher[Job, Rendered] | None = None
@@ -75,6 +80,8 @@ class ServiceImpl:
             self._logging.cancel()
         if self._fleet is not None:
             await self._fleet.close()
+        if self._tracing is not None:
+            await self._tracing.flush()
 
     async def wait_healthy(self) -> None:
         """Wait until an engine serves."""
@@ -86,7 +93,10 @@ class ServiceImpl:
 
     async def submit(self, adds: list[Add]) -> list[Stream]:
         """See `Service.submit`."""
-        return [*await (await self._engines()).submit(adds)]
+        fleet = await self._engines()
+        if self._tracing is not None:
+            return await self._tracing.submit(adds, fleet.submit)
+        return [*await fleet.submit(adds)]
 
     async def render_chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]

@@ -112,4 +112,5 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
         prompt_logprobs=first.prompt_logprobs if first.prompt_logprobs is not None else second.prompt_logprobs,
         cached_tokens=first.cached_tokens if first.cached_tokens is not None else second.cached_tokens,
         error=second.error,
+        times=second.times or first.times,
     )

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from typing import Any
 
 import torch
@@ -69,13 +70,16 @@ class Worker:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step and append the sampled tokens to their rows."""
+        began = time.perf_counter()
         self._batch.apply(plan)
         inputs = self._batch.inputs(plan, self._device)
+        ready = time.perf_counter()
         hidden_TD = self._model(inputs.token_ids, inputs.positions, inputs.attention, self._caches)
+        model_s = time.perf_counter() - ready
         prompt = self._prompt_logprobs(inputs, hidden_TD)
         self._batch.advance(inputs)
         if not len(inputs.sampled_rows):
-            return StepResult([], [], {}, prompt)
+            return StepResult([], [], {}, prompt, times=(model_s, time.perf_counter() - began))
         hidden_RD = hidden_TD[inputs.sampled_positions]
         if self._batch.all_plain(inputs.sampled_rows):
             sampled = Sampled(self._model.likeliest(hidden_RD).tolist())
@@ -85,7 +89,7 @@ class Worker:
         rows: list[int] = inputs.sampled_rows.tolist()
         return StepResult(
             rows, sampled.token_ids, {rows[i]: entry for i, entry in sampled.logprobs.items()}, prompt,
-            {rows[i]: why for i, why in sampled.failed.items()},
+            {rows[i]: why for i, why in sampled.failed.items()}, (model_s, time.perf_counter() - began),
         )  # fmt: skip
 
     def _prompt_logprobs(self, inputs: StepInputs, hidden_TD: torch.Tensor) -> dict[int, list[TokenLogprobs]]:

@@ -3,6 +3,8 @@
 import pytest
 
 from rayllm.config.hidden_metrics import HIDDEN_METRICS, Renamed, hidden_since
+from rayllm.config.observability import check_trace_packages
+from rayllm.config.serve import TraceSettings
 from rayllm.errors import ConfigError
 
 from .test_resolve import resolved
@@ -46,3 +48,50 @@ def test_versions_are_compared_as_numbers():
     assert hidden_since("0.10", metrics) == {"b": "y", "c": "z"}
     assert hidden_since("v0.10.1", metrics) == {"c": "z"}
     assert hidden_since("0.9", metrics) == {"a": "x", "b": "y", "c": "z"}
+
+
+@pytest.mark.option("otlp-traces-endpoint")
+@pytest.mark.parametrize(
+    ("url", "endpoint", "protocol"),
+    [
+        ("http://host:4318", "http://host:4318/v1/traces", "http"),
+        ("https://host/", "https://host/v1/traces", "http"),
+        ("http://host:9/own/path", "http://host:9/own/path", "http"),
+        ("grpc://host:9", "http://host:9", "grpc"),
+        ("grpcs://host:9", "https://host:9", "grpc"),
+        ("http://host:4317", "http://host:4317", "grpc"),
+    ],
+)
+def test_where_traces_go(url, endpoint, protocol):
+    traces = resolved("--otlp-traces-endpoint", url).serve.frontend.traces
+    assert traces == TraceSettings(endpoint=endpoint, protocol=protocol)
+
+
+@pytest.mark.option("otlp-traces-endpoint")
+@pytest.mark.parametrize("url", ["host:4317", "ftp://host", "http://", "http://host:port"])
+def test_what_is_no_collector_is_refused(url):
+    with pytest.raises(ConfigError, match="--otlp-traces-endpoint"):
+        resolved("--otlp-traces-endpoint", url)
+
+
+@pytest.mark.option("collect-detailed-traces")
+def test_details_need_a_collector():
+    collector = ["--otlp-traces-endpoint", "http://host"]
+    for parts, model, worker in [("model", True, False), ("worker", False, True), ("all", True, True)]:
+        traces = resolved(*collector, "--collect-detailed-traces", parts).serve.frontend.traces
+        assert (traces.model, traces.worker) == (model, worker)
+    assert resolved("--collect-detailed-traces", "None").serve.frontend.traces is None
+    with pytest.raises(ConfigError, match=r"--collect-detailed-traces: .*--otlp-traces-endpoint"):
+        resolved("--collect-detailed-traces", "all")
+
+
+@pytest.mark.option("otlp-traces-endpoint")
+def test_a_missing_package_is_named(monkeypatch):
+    check_trace_packages(None)
+    for protocol in ("http", "grpc"):
+        settings = TraceSettings(endpoint="http://host", protocol=protocol)
+        check_trace_packages(settings)
+        with monkeypatch.context() as patch:
+            patch.setattr("importlib.util.find_spec", lambda name: None)
+            with pytest.raises(ConfigError, match=f"opentelemetry-exporter-otlp-proto-{protocol}.*rayllm.otel"):
+                check_trace_packages(settings)

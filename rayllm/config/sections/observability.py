@@ -1,6 +1,7 @@
 """Options of metrics, traces and logs of steps."""
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from rayllm.config.hidden_metrics import parse_version
 from rayllm.config.option import Kind, Option, State
@@ -14,6 +15,15 @@ def _version(value: Any) -> str | None:
     return None
 
 
+def _url(value: Any) -> str | None:
+    try:
+        parts = urlsplit(value)
+        sound = parts.scheme in ("http", "https", "grpc", "grpcs") and parts.hostname and parts.port != 0
+    except ValueError:
+        sound = False
+    return None if sound else f"{value!r} is not a URL such as http://HOST:4318 or grpc://HOST:4317"
+
+
 OBSERVABILITY = (
     Option(
         name="show-hidden-metrics-for-version",
@@ -23,12 +33,15 @@ OBSERVABILITY = (
         "for dashboards that read them.",
     ),
     Option(
-        name="otlp-traces-endpoint", kind=Kind.STR, state=State.PLANNED, help="URL that takes OpenTelemetry traces."
+        name="otlp-traces-endpoint",
+        kind=Kind.STR,
+        check=_url,
+        help="OpenTelemetry collector that takes a span for each request: http://HOST:4318, or grpc://HOST:4317. "
+        "Needs the extra otel.",
     ),
     Option(
         name="collect-detailed-traces",
         kind=Kind.ENUM,
-        state=State.PLANNED,
         choices=(
             "all",
             "model",
@@ -41,7 +54,8 @@ OBSERVABILITY = (
             "all,model",
             "all,worker",
         ),
-        help="Parts whose times are traced as well; needs --otlp-traces-endpoint.",
+        help="Parts of engines whose times spans tell as well: of the model, or of the workers' whole steps. Needs "
+        "--otlp-traces-endpoint.",
     ),
     Option(
         name="kv-cache-metrics",
