@@ -136,6 +136,18 @@ class LLM:
         """The engine's metrics."""
         return self._engine.stats()
 
+    def start_profile(self) -> None:
+        """Begin a profile.
+
+        Raises:
+            RequestError: the option `profiler_config` names no profiler.
+        """
+        self._engine.profile(True)
+
+    def stop_profile(self) -> None:
+        """End it and write its trace."""
+        self._engine.profile(False)
+
     def shutdown(self) -> None:
         """End the engine and free the model. Idempotent."""
         self._engine.shutdown()

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -38,11 +38,15 @@ class Collector:
 
     def wait(self, count: int) -> list[Any]:
         """The spans, once there are so many."""
+        return self.wait_for(lambda span: True, count)
+
+    def wait_for(self, wanted: Callable[[Any], bool], count: int = 1) -> list[Any]:
+        """The spans that are wanted, once there are so many."""
         end = time.monotonic() + WAIT_S
-        while len(self.spans) < count:
-            assert time.monotonic() < end, f"{len(self.spans)} of {count} spans came"
+        while len(found := [span for span in self.spans if wanted(span)]) < count:
+            assert time.monotonic() < end, f"{len(found)} of {count} spans came"
             time.sleep(0.01)
-        return self.spans
+        return found
 
 
 def attributes(message: Any) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def _app(docs: str) -> FastAPI:
 
 def _routes(front: Front) -> list[tuple[str, str, Handler]]:
     info, tokens = Info(front), Tokens(front)
+    profiling = [("POST", "/start_profile", info.start_profile), ("POST", "/stop_profile", info.stop_profile)]
     return [
         ("POST", "/v1/chat/completions", Chat(front)),
         ("POST", "/v1/completions", Completions(front)),
@@ -93,6 +94,7 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
         ("GET", "/version", info.version),
         ("GET", "/load", info.load),
         ("GET", "/metrics", info.metrics),
+        *(profiling if front.settings.profiling else ()),
     ]
 
 

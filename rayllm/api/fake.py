@@ -95,6 +95,8 @@ class FakeService:
     """Seconds that `submit` takes."""
     unhealthy: str | None = None
     streams: list[FakeStream] = field(default_factory=list)
+    profiles: list[bool] = field(default_factory=list)
+    """Profiles begun (true) and ended, in order."""
     cancelled: int = 0
     """Calls of `submit` that were cancelled."""
 
@@ -137,6 +139,10 @@ class FakeService:
     async def metrics(self) -> bytes:
         """One metric."""
         return b"fake_requests_total %d\n" % len(self.streams)
+
+    async def profile(self, begin: bool) -> None:
+        """Noted."""
+        self.profiles.append(begin)
 
     def _script(self) -> Script:
         return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]

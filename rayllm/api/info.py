@@ -48,6 +48,16 @@ class Info:
         """Metrics of the whole service, in Prometheus' text format."""
         await call.raw(await self._front.service.metrics(), _PROMETHEUS)
 
+    async def start_profile(self, call: Call) -> None:
+        """Begin a profile of the engines."""
+        await self._front.service.profile(True)
+        await call.json({})
+
+    async def stop_profile(self, call: Call) -> None:
+        """End it; its traces are written when this is answered."""
+        await self._front.service.profile(False)
+        await call.json({})
+
     def _card(self, name: str) -> dict[str, Any]:
         settings = self._front.settings
         return {

@@ -68,3 +68,11 @@ class Service(Protocol):
     async def metrics(self) -> bytes:
         """Prometheus text for the whole service."""
         ...
+
+    async def profile(self, begin: bool) -> None:
+        """Begin a profile of every engine, or end it and have its trace written.
+
+        Raises:
+            RayLLMError: an engine could not.
+        """
+        ...

@@ -6,6 +6,26 @@ from rayllm.config.model_facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerSettings:
+    """What profiles of the workers hold, and where they go. Iterations are steps of the engine."""
+
+    folder: str
+    stack: bool = True
+    flops: bool = False
+    gzip: bool = True
+    shapes: bool = False
+    memory: bool = False
+    delay_iterations: int = 0
+    """Passed over after the start."""
+    max_iterations: int = 0
+    """After so many a profile ends by itself; 0: it does not."""
+    wait_iterations: int = 0
+    """With these or the warm-up set: passed over, then recorded and thrown away, then kept."""
+    warmup_iterations: int = 0
+    active_iterations: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """What an engine and its workers need to know. Made by `rayllm.config.resolve`, never edited."""
 
@@ -48,3 +68,5 @@ class EngineConfig:
     """Whether arithmetic and memory traffic are estimated."""
     weight_bytes: int = 0
     """Size of the weights on disk."""
+    profiler: ProfilerSettings | None = None
+    """None: workers cannot be profiled."""

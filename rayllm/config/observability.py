@@ -1,10 +1,12 @@
 """What the options of metrics and traces come to, and which of them have no effect."""
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from typing import Literal
 from urllib.parse import urlsplit
 
+from rayllm.config.engine import ProfilerSettings
 from rayllm.config.hidden_metrics import HIDDEN_METRICS, hidden_since
 from rayllm.config.registry import Values
 from rayllm.config.serve import TraceSettings
@@ -50,6 +52,34 @@ def trace_settings(values: Values) -> TraceSettings | None:
     )
 
 
+def profiler_settings(values: Values) -> ProfilerSettings | None:
+    """How workers are profiled on request, or None.
+
+    Raises:
+        ConfigError: a key has a value that cannot be honoured.
+    """
+    given = values["profiler-config"]
+    if given["profiler"] is None:
+        return None
+    if given["profiler"] != "torch":
+        raise ConfigError("--profiler-config.profiler", f"{given['profiler']!r} is not supported", "choose torch")
+    if not given["torch_profiler_dir"]:
+        raise ConfigError("--profiler-config.torch_profiler_dir", "is missing", "name a folder for the traces")
+    least = {"delay": 0, "max": 0, "wait": 0, "warmup": 0, "active": 1}
+    for name, minimum in least.items():
+        if given[f"{name}_iterations"] < minimum:
+            raise ConfigError(f"--profiler-config.{name}_iterations", f"must be at least {minimum}")
+    return ProfilerSettings(
+        folder=os.path.abspath(given["torch_profiler_dir"]),
+        stack=given["torch_profiler_with_stack"],
+        flops=given["torch_profiler_with_flops"],
+        gzip=given["torch_profiler_use_gzip"],
+        shapes=given["torch_profiler_record_shapes"],
+        memory=given["torch_profiler_with_memory"],
+        **{f"{name}_iterations": given[f"{name}_iterations"] for name in least},
+    )
+
+
 def check_trace_packages(settings: TraceSettings | None) -> None:
     """Refuse traces where the packages are missing that send them.
 
@@ -84,6 +114,11 @@ def observability_notes(values: Values) -> Iterator[str]:
         yield "--kv-cache-metrics has no effect: --disable-log-stats turns the statistics off that it needs"
     if "kv-cache-metrics-sample" in values.given and not values["kv-cache-metrics"]:
         yield "--kv-cache-metrics-sample has no effect without --kv-cache-metrics"
+    profiler = values["profiler-config"]
+    if profiler["profiler"] is None and "profiler-config" in values.given:
+        yield "--profiler-config has no effect: it names no profiler; choose torch"
+    if profiler["profiler"] is not None and not profiler["ignore_frontend"]:
+        yield "--profiler-config profiles engines only: HTTP processes run no torch (ignore_frontend says the same)"
     if (version := values["show-hidden-metrics-for-version"]) is not None and not shown_metrics(values):
         versions = sorted({one.hidden_since for one in HIDDEN_METRICS.values()})
         yield (

@@ -8,7 +8,13 @@ from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
 from rayllm.config.hardware import Hardware
 from rayllm.config.model_facts import ModelFacts
-from rayllm.config.observability import kv_metrics_sample, observability_notes, shown_metrics, trace_settings
+from rayllm.config.observability import (
+    kv_metrics_sample,
+    observability_notes,
+    profiler_settings,
+    shown_metrics,
+    trace_settings,
+)
 from rayllm.config.registry import Values
 from rayllm.config.serve import FrontendSettings, HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import ConfigError
@@ -100,6 +106,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
         kv_metrics_sample=kv_metrics_sample(values),
         estimate_work=values["enable-mfu-metrics"],
         weight_bytes=weight_bytes,
+        profiler=profiler_settings(values),
     )
 
 
@@ -135,6 +142,7 @@ def _resolve_serve(
         priority_scheduling=engine.scheduling_policy == "priority",
         shown_metrics=shown_metrics(values),
         traces=trace_settings(values),
+        profiling=engine.profiler is not None,
     )
     logs_as_told = files.log_config is not None and "uvicorn-log-level" not in values.given
     http = HttpSettings(

@@ -63,6 +63,8 @@ class FrontendSettings:
     """Hidden names of metrics that are shown nevertheless, each with what the metric is called now."""
     traces: TraceSettings | None = None
     """None: no request is traced."""
+    profiling: bool = False
+    """Whether engines can be profiled, by `/start_profile` and `/stop_profile`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,6 +161,16 @@ class Engine:
             estimates=dict(self._work.totals) if self._work is not None else {},
         )  # fmt: skip
 
+    def profile(self, begin: bool) -> None:
+        """Begin a profile of the workers, or end it and write its trace. Blocks until that is done.
+
+        Raises:
+            RequestError: the engine was not configured for profiles.
+        """
+        if self.config.profiler is None:
+            raise RequestError("profiles need --profiler-config")
+        self._executor.profile(begin)
+
     def check(self) -> None:
         """Assert the invariants of an idle engine: no request, no block held. For tests."""
         assert not self._requests, self._requests

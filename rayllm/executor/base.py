@@ -30,6 +30,13 @@ class Executor(Protocol):
         """Send a step; does not wait. The future raises if a worker failed, after which no step is carried out."""
         ...
 
+    def profile(self, begin: bool) -> None:
+        """Begin profiles of the workers, or end them and write their traces, after the steps that were submitted.
+
+        Blocks until that is done; only where the config has a profiler.
+        """
+        ...
+
     def shutdown(self) -> None:
         """End the workers. Idempotent."""
         ...

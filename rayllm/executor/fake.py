@@ -70,6 +70,9 @@ class FakeExecutor:
             future.set_exception(error)
         return future
 
+    def profile(self, begin: bool) -> None:
+        """Nothing to profile."""
+
     def shutdown(self) -> None:
         """Nothing to end."""
 

@@ -50,6 +50,10 @@ class UniExecutor:
         """Queue a step for the worker's thread."""
         return self._thread.submit(self._live.execute, plan)
 
+    def profile(self, begin: bool) -> None:
+        """Begin a profile of the worker, or end it and write its trace."""
+        self._thread.submit(self._live.profile, begin).result()
+
     def shutdown(self) -> None:
         """End the thread after the step under way, and free the model."""
         self._thread.shutdown(wait=True, cancel_futures=True)

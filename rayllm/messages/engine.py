@@ -59,4 +59,11 @@ class StatsRequest(msgspec.Struct, frozen=True, tag="stats?"):
     number: int
 
 
-ToEngine = Hello | Add | Abort | Ping | StatsRequest
+class Profile(msgspec.Struct, frozen=True, tag="profile"):
+    """Begins a profile of the workers, or ends it and has its trace written; answered with `Profiled`."""
+
+    number: int
+    begin: bool
+
+
+ToEngine = Hello | Add | Abort | Ping | StatsRequest | Profile

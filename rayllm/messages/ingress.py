@@ -149,10 +149,18 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: EngineStats
 
 
+class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
+    """Answer to `Profile`, once that is done."""
+
+    number: int
+    error: str = ""
+    """Why it could not be done."""
+
+
 class Dead(msgspec.Struct, frozen=True, tag="dead"):
     """The engine failed; the session ends."""
 
     reason: str
 
 
-ToIngress = Welcome | Admitted | Rejected | StepOutputs | Pong | Stats | Dead
+ToIngress = Welcome | Admitted | Rejected | StepOutputs | Pong | Stats | Profiled | Dead

@@ -38,6 +38,8 @@ class FakeEngine:
         """Everything admitted, in order."""
         self.aborted: list[tuple[int, int | None, str]] = []
         """Client, request (None: all of the client), reason."""
+        self.profiles: list[bool] = []
+        """Profiles begun (true) and ended, in order."""
         self.stalled = 0.0
         self.dead: str | None = None
         self._interval_s = interval_s
@@ -93,6 +95,10 @@ class FakeEngine:
     def stalled_s(self) -> float:
         """See `Engine.stalled_s`."""
         return self.stalled
+
+    def profile(self, begin: bool) -> None:
+        """See `Engine.profile`."""
+        self.profiles.append(begin)
 
     def die(self, reason: str) -> None:
         """End as the engine's loop does on a fault."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from rayllm.errors import ContextTooLong, Overloaded, ReplicaLost, RequestError
+from rayllm.errors import ContextTooLong, Overloaded, RayLLMError, ReplicaLost, RequestError
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import EngineStats, Rejected
 from rayllm.serving.session_client import Session
@@ -110,6 +110,18 @@ class Fleet:
         sessions = self.sessions()
         answers = await asyncio.gather(*map(ask, sessions))
         return {s.engine_id: stats for s, stats in zip(sessions, answers, strict=True) if stats is not None}
+
+    async def profile(self, begin: bool) -> None:
+        """Begin a profile of every engine, or end it and have its trace written.
+
+        Raises:
+            RayLLMError: an engine could not.
+        """
+        sessions = self.sessions()
+        answers = await asyncio.gather(*(one.profile(begin) for one in sessions), return_exceptions=True)
+        failed = [f"engine {one.engine_id}: {error}" for one, error in zip(sessions, answers, strict=True) if error]
+        if failed:
+            raise RayLLMError("; ".join(failed))
 
     async def submit(self, adds: Sequence[Add]) -> list[RequestStream]:
         """Place all choices of one request, and wait until each is admitted. On any failure the others are aborted.

@@ -130,6 +130,10 @@ class ServiceImpl:
         stats = await self._fleet.stats() if self._fleet is not None else {}
         return prometheus_text(stats, self._model_name, self._shown_metrics)
 
+    async def profile(self, begin: bool) -> None:
+        """See `Service.profile`."""
+        await (await self._engines()).profile(begin)
+
     # -- within
 
     async def _engines(self) -> Fleet:

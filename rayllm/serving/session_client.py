@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 
-from rayllm.messages.engine import Abort, Hello, Ping, StatsRequest
+from rayllm.messages.engine import Abort, Hello, Ping, Profile, StatsRequest
 from rayllm.messages.ingress import (
     Admitted,
     Dead,
     EngineStats,
     Load,
     Pong,
+    Profiled,
     Rejected,
     Stats,
     StepOutputs,
@@ -57,7 +58,7 @@ class Session:
         self._offered: dict[int, tuple[RequestStream, asyncio.Future[Rejected | None]]] = {}
         self._unseen = 0
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[EngineStats]] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
         self._heartbeat: asyncio.Task[None] | None = None
 
     @classmethod
@@ -126,15 +127,27 @@ class Session:
         Raises:
             ConnectionError: the session ended.
         """
+        stats: EngineStats = await self._ask(StatsRequest(next(self._numbers)))
+        return stats
+
+    async def profile(self, begin: bool) -> str:
+        """Begin a profile of the engine's workers, or end it; why that failed, or an empty text.
+
+        Raises:
+            ConnectionError: the session ended.
+        """
+        error: str = await self._ask(Profile(next(self._numbers), begin))
+        return error
+
+    async def _ask(self, question: StatsRequest | Profile) -> Any:
         if self.lost is not None:
             raise ConnectionError(self.lost)
-        number = next(self._numbers)
-        self._asked[number] = self._loop.create_future()
-        self._send(encode(StatsRequest(number)))
+        self._asked[question.number] = self._loop.create_future()
+        self._send(encode(question))
         try:
-            return await self._asked[number]
+            return await self._asked[question.number]
         finally:
-            self._asked.pop(number, None)
+            self._asked.pop(question.number, None)
 
     async def wait_lost(self) -> str:
         """Wait for the end of the session, and say why it came."""
@@ -190,14 +203,19 @@ class Session:
                 case Pong():
                     self.load, self.stalled_s, self._unseen = message.load, message.stalled_s, len(self._offered)
                 case Stats():
-                    if (asked := self._asked.get(message.number)) and not asked.done():
-                        asked.set_result(message.stats)
+                    self._settle_asked(message.number, message.stats)
+                case Profiled():
+                    self._settle_asked(message.number, message.error)
                 case Welcome():
                     if self._welcome.done() or message.engine_id != self.engine_id:
                         raise WireError("an unexpected welcome")
                     self._welcome.set_result(None)
                 case Dead():
                     connection.close(f"the engine failed: {message.reason}")
+
+    def _settle_asked(self, number: int, answer: EngineStats | str) -> None:
+        if (asked := self._asked.get(number)) and not asked.done():
+            asked.set_result(answer)
 
     def _take_step(self, step: StepOutputs) -> None:
         self.load, self._unseen = step.load, len(self._offered)

@@ -16,6 +16,7 @@ from rayllm.model.loader import load_model, needs_of
 from rayllm.worker.batch import Batch, StepInputs
 from rayllm.worker.memory import available_memory, default_kv_bytes, populate
 from rayllm.worker.processors import load_processors
+from rayllm.worker.profile import Profile
 from rayllm.worker.sampler import Sampled, Sampler, prompt_logprobs
 from rayllm_kernels import choose, explain
 from rayllm_kernels.native.library import library
@@ -35,7 +36,7 @@ class Worker:
 
         Raises:
             ModelError: its files cannot be used.
-            ConfigError: a logits processor cannot be loaded.
+            ConfigError: a logits processor cannot be loaded, or there cannot be a folder for profiles.
         """
         self._config = config
         torch.set_num_threads(thread_count(config))
@@ -48,6 +49,7 @@ class Worker:
         )  # fmt: skip
         self._sampler = Sampler(self._processors, self._model.sampling)
         self._caches: list[Any] = []
+        self._profile = Profile(config.profiler) if config.profiler is not None else None
 
     def kv_bytes_per_block(self) -> int:
         """Bytes of one block over all layers."""
@@ -67,9 +69,26 @@ class Worker:
         """Names of the loaded logits processors."""
         return frozenset(self._processors)
 
-    @torch.inference_mode()
+    def profile(self, begin: bool) -> None:
+        """Begin a profile, or end it and write its trace.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        assert self._profile is not None, "not configured"
+        if begin:
+            self._profile.start()
+        else:
+            self._profile.stop()
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step and append the sampled tokens to their rows."""
+        if self._profile is None:
+            return self._execute(plan)
+        return self._profile.step(sum(plan.counts), lambda: self._execute(plan))
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
         self._batch.apply(plan)
         inputs = self._batch.inputs(plan, self._device)

@@ -1,7 +1,10 @@
 """Options of metrics and traces: what they come to, and what is said or refused."""
 
+import os
+
 import pytest
 
+from rayllm.config.engine import ProfilerSettings
 from rayllm.config.hidden_metrics import HIDDEN_METRICS, Renamed, hidden_since
 from rayllm.config.observability import check_trace_packages
 from rayllm.config.serve import TraceSettings
@@ -95,3 +98,28 @@ def test_a_missing_package_is_named(monkeypatch):
             patch.setattr("importlib.util.find_spec", lambda name: None)
             with pytest.raises(ConfigError, match=f"opentelemetry-exporter-otlp-proto-{protocol}.*rayllm.otel"):
                 check_trace_packages(settings)
+
+
+@pytest.mark.option("profiler-config")
+def test_a_profiler():
+    off = resolved()
+    assert off.engine.profiler is None
+    assert not off.serve.frontend.profiling
+    arguments = ["--profiler-config", '{"profiler": "torch", "torch_profiler_dir": "traces", "max_iterations": 3}']
+    on = resolved(*arguments)
+    assert on.engine.profiler == ProfilerSettings(folder=os.path.abspath("traces"), max_iterations=3)
+    assert on.serve.frontend.profiling
+    assert "engines only" in on.notes[0]
+    assert resolved(*arguments, "--profiler-config.ignore_frontend", "true").notes == ()
+    assert "has no effect" in resolved("--profiler-config.torch_profiler_dir", "traces").notes[0]
+
+
+@pytest.mark.option("profiler-config")
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("profiler", "cuda"), ("torch_profiler_dir", ""), ("delay_iterations", "-1"), ("active_iterations", "0")],
+)
+def test_what_a_profiler_cannot_do_is_refused(key, value):
+    sound = ["--profiler-config.profiler", "torch", "--profiler-config.torch_profiler_dir", "traces"]
+    with pytest.raises(ConfigError, match=f"--profiler-config.{key}"):
+        resolved(*sound, f"--profiler-config.{key}", value)

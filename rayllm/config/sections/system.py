@@ -113,7 +113,6 @@ SYSTEM = (
     Option(
         name="profiler-config",
         kind=Kind.JSON,
-        state=State.PLANNED,
         default={
             "profiler": None,
             "torch_profiler_dir": "",
@@ -131,7 +130,8 @@ SYSTEM = (
             "wait_iterations": 0,
         },
         keyed=True,
-        help="Profiles on request.",
+        help="Profiles of the engines, with profiler torch and a torch_profiler_dir: POST /start_profile begins one, "
+        "/stop_profile writes its trace. The CUDA times are of GPUs only.",
     ),
     Option(
         name="optimization-level",
