@@ -72,6 +72,8 @@ class ServiceImpl:
             self._rendering = Batcher(_render_call(renderer))
         if log_stats:
             self._logging = asyncio.get_running_loop().create_task(self._log_stats(self._fleet))
+        if self._tracing is not None:
+            self._tracing.start()
         self._attached.set()
 
     async def close(self) -> None:
@@ -80,7 +82,7 @@ class ServiceImpl:
             self._logging.cancel()
         if self._fleet is not None:
             await self._fleet.close()
-        if self._tracing is not None:
+        if self._tracing is not None and self._attached.is_set():
             await self._tracing.flush()
 
     async def wait_healthy(self) -> None:

@@ -37,12 +37,16 @@ class Tracing:
     """Makes spans and sends them, from a thread of its own."""
 
     def __init__(self, settings: TraceSettings, model_name: str) -> None:
+        """Usable only after `start`."""
         self._settings, self._model_name = settings, model_name
+        self._current: ContextVar[_HttpRequest | None] = ContextVar("rayllm-request", default=None)
+
+    def start(self) -> None:
+        """Begin to send. To be called once Ray is up: the thread would not survive the forks of its start."""
         resource = Resource({"service.name": "rayllm"}).merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(_exporter(settings)))
+        self._provider.add_span_processor(BatchSpanProcessor(_exporter(self._settings)))
         self._tracer = self._provider.get_tracer("rayllm", __version__)
-        self._current: ContextVar[_HttpRequest | None] = ContextVar("rayllm-request", default=None)
 
     def middleware(self, app: App) -> App:
         """An application that passes requests on, and ends their spans when they are answered."""

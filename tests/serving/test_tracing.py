@@ -39,6 +39,7 @@ class Traced(Harness):
         super().__init__()
         values = parse_arguments(["/m", "--otlp-traces-endpoint", url, *arguments], registry())
         self.tracing = Tracing(trace_settings(values), MODEL)
+        self.tracing.start()
         self.app.add_middleware(self.tracing.middleware)
         submit = self.service.submit
 
