@@ -37,21 +37,27 @@ class Profile:
         self._profiler: profile | None = None
         self._steps = 0
         """Since the start, those included that the profiler is to let pass."""
+        self._failure: OSError | None = None
+        """Why the last trace could not be written."""
 
     def start(self) -> None:
         """Begin. Does nothing where a profile is under way."""
         if self._profiler is None:
-            self._profiler, self._steps = self._make(), 0
+            self._profiler, self._steps, self._failure = self._make(), 0, None
             if not self._settings.delay_iterations:
                 self._profiler.start()
             log.info("profiling begins")
 
     def stop(self) -> None:
-        """End and write the trace. Does nothing where no profile is under way, or none of its steps came."""
-        profiler, self._profiler = self._profiler, None
-        if profiler is not None and self._steps >= self._settings.delay_iterations:
-            profiler.stop()
-            log.info("profiling ends; the trace is in %s", self._settings.folder)
+        """End and write the trace. Does nothing where no profile is under way, or none of its steps came.
+
+        Raises:
+            OSError: the trace, or one that a limit of iterations ended before, could not be written.
+        """
+        self._end()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def step(self, tokens: int, run: Callable[[], T]) -> T:
         """Run a step, recorded if a profile is under way."""
@@ -74,7 +80,21 @@ class Profile:
         elif self._steps > settings.delay_iterations:
             profiler.step()
         if settings.max_iterations and self._steps == settings.delay_iterations + settings.max_iterations:
-            self.stop()
+            self._end()
+
+    def _end(self) -> None:
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None and self._steps >= self._settings.delay_iterations:
+            profiler.stop()
+
+    def _write(self, profiler: profile) -> None:
+        """Called by the profiler, in the middle of steps too, which a full disk must not end."""
+        try:
+            tensorboard_trace_handler(self._settings.folder, use_gzip=self._settings.gzip)(profiler)
+            log.info("a profile is written to %s", self._settings.folder)
+        except OSError as error:
+            log.exception("a profile cannot be written to %s", self._settings.folder)
+            self._failure = error
 
     def _make(self) -> profile:
         settings = self._settings
@@ -92,7 +112,7 @@ class Profile:
         return profile(
             activities=activities,
             schedule=parts,
-            on_trace_ready=tensorboard_trace_handler(settings.folder, use_gzip=settings.gzip),
+            on_trace_ready=self._write,
             record_shapes=settings.shapes,
             profile_memory=settings.memory,
             with_stack=settings.stack,

@@ -70,3 +70,16 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="torch_profiler_dir"):
         Profile(ProfilerSettings(folder=str(tmp_path / "file" / "sub")))
+
+
+def test_a_trace_that_cannot_be_written_ends_no_step(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("the disk is full")
+
+    profile = Profile(ProfilerSettings(folder=str(tmp_path), stack=False, max_iterations=2))
+    monkeypatch.setattr("rayllm.worker.profile.tensorboard_trace_handler", lambda *args, **kwargs: fail)
+    profile.start()
+    run_steps(profile, 3)
+    with pytest.raises(OSError, match="the disk is full"):
+        profile.stop()
+    profile.stop()
