@@ -70,3 +70,18 @@ class EngineConfig:
     """Size of the weights on disk."""
     profiler: ProfilerSettings | None = None
     """None: workers cannot be profiled."""
+    log_iterations: bool = False
+    """Whether the engine logs a line for each step."""
+    chunked_prefill: bool = True
+    """Whether prompts may be computed in pieces; if not, a step holds any request of `max_model_len` tokens."""
+    max_partial_prefills: int = 1
+    """Prompts that may be computed in part at once."""
+    max_long_partial_prefills: int = 1
+    """How many of these may be longer than `long_prefill_tokens`."""
+    long_prefill_tokens: int = 0
+    reserve_whole_prompt: bool = True
+    """Whether a request starts only when all its tokens fit into the KV cache, not just its first piece."""
+    stream_interval: int = 1
+    """Tokens between two outputs of a request; the first and the last are sent at once."""
+    scheduler_cls: str | None = None
+    """Scheduler as `module:Class`; None is our own."""

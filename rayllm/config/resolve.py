@@ -1,6 +1,6 @@
 """From option values, the model's facts and the machine to the frozen settings of engines and service. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ DEFAULT_BLOCK_SIZE = 16
 DEFAULT_BATCHED_TOKENS = 512
 """On a CPU, where more would keep other requests waiting for seconds; products are near their best speed already."""
 DEFAULT_SEQS = 256
+LONG_SHARE = 0.04
+"""Of --max-model-len: a longer prompt is long, where --long-prefill-token-threshold does not say otherwise."""
 AUTO_MARGIN = 0.8
 """What --max-model-len auto counts on of the memory free now: Ray and the service come up before the engine."""
 CPU_MEMORY_SHARE = 0.4
@@ -54,11 +56,8 @@ def resolve(
         ConfigError: options contradict one another, the model or the machine.
     """
     engine = resolve_engine(values, facts, hardware, files.weight_bytes)
-    return Resolved(
-        engine=engine,
-        serve=_resolve_serve(values, facts, engine, files, api_key),
-        notes=tuple(observability_notes(values)),
-    )
+    serve = _resolve_serve(values, facts, engine, files, api_key)
+    return Resolved(engine=engine, serve=serve, notes=tuple(_notes(values)))
 
 
 def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight_bytes: int = 0) -> EngineConfig:
@@ -91,7 +90,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
         load_format=_load_format(values["load-format"], facts),
         max_model_len=max_model_len,
         max_num_seqs=values["max-num-seqs"] or DEFAULT_SEQS,
-        max_num_batched_tokens=values["max-num-batched-tokens"] or DEFAULT_BATCHED_TOKENS,
+        max_num_batched_tokens=_batched_tokens(values, max_model_len),
         block_size=block_size,
         kv_cache_memory_bytes=values["kv-cache-memory-bytes"],
         num_blocks=blocks,
@@ -101,13 +100,64 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
         scheduling_policy=values["scheduling-policy"],
         async_scheduling=values["async-scheduling"] is not False,
         threads=max(1, hardware.cpus // engines),
-        logits_processors=tuple(_class_path(name) for name in values["logits-processors"] or ()),
+        logits_processors=tuple(_class_path("--logits-processors", name) for name in values["logits-processors"] or ()),
         seed=values["seed"],
         kv_metrics_sample=kv_metrics_sample(values),
         estimate_work=values["enable-mfu-metrics"],
         weight_bytes=weight_bytes,
         profiler=profiler_settings(values),
+        log_iterations=values["enable-logging-iteration-details"],
+        chunked_prefill=values["enable-chunked-prefill"] is not False,
+        max_partial_prefills=values["max-num-partial-prefills"],
+        max_long_partial_prefills=values["max-long-partial-prefills"],
+        long_prefill_tokens=_long_prefill_tokens(values, max_model_len),
+        reserve_whole_prompt=values["scheduler-reserve-full-isl"],
+        stream_interval=values["stream-interval"],
+        scheduler_cls=_class_path("--scheduler-cls", values["scheduler-cls"]) if values["scheduler-cls"] else None,
     )
+
+
+def _batched_tokens(values: Values, max_model_len: int) -> int:
+    wanted = values["max-num-batched-tokens"]
+    if values["enable-chunked-prefill"] is not False:
+        return wanted or DEFAULT_BATCHED_TOKENS
+    if wanted is not None and wanted < max_model_len:
+        raise ConfigError(
+            "--max-num-batched-tokens",
+            f"{wanted} tokens in a step do not hold a request of {max_model_len} tokens, and "
+            "--no-enable-chunked-prefill forbids to cut it",
+            f"raise it, lower --max-model-len to {wanted}, or allow chunks",
+        )
+    return wanted or max(DEFAULT_BATCHED_TOKENS, max_model_len)
+
+
+def _long_prefill_tokens(values: Values, max_model_len: int) -> int:
+    """From how many tokens on a prompt is long, after the limits on prompts in pieces were checked."""
+    partial, long = values["max-num-partial-prefills"], values["long-prefill-token-threshold"]
+    if partial > 1 and values["enable-chunked-prefill"] is False:
+        raise ConfigError(
+            "--max-num-partial-prefills", "prompts in pieces need chunked prefill", "drop --no-enable-chunked-prefill"
+        )
+    if values["max-long-partial-prefills"] > partial:
+        raise ConfigError(
+            "--max-long-partial-prefills",
+            f"{values['max-long-partial-prefills']} is more than --max-num-partial-prefills, {partial}",
+            "lower it, or raise the other",
+        )
+    if long > max_model_len:
+        raise ConfigError(
+            "--long-prefill-token-threshold", f"{long} is more than --max-model-len, {max_model_len}", "lower it"
+        )
+    return long or int(LONG_SHARE * max_model_len)
+
+
+def _notes(values: Values) -> Iterator[str]:
+    yield from observability_notes(values)
+    if values["long-prefill-token-threshold"] and values["max-num-partial-prefills"] == 1:
+        yield (
+            "--long-prefill-token-threshold has no effect: only one prompt at a time is computed in pieces; "
+            "raise --max-num-partial-prefills"
+        )
 
 
 def _resolve_serve(
@@ -265,11 +315,11 @@ def _generation_defaults(values: Values, facts: ModelFacts, files: Files) -> dic
     return {**base, **values["override-generation-config"]}
 
 
-def _class_path(name: str) -> str:
+def _class_path(option: str, name: str) -> str:
     """`package.module:Class` for either spelling of a qualified name."""
     if ":" in name:
         return name
     module, dot, cls = name.rpartition(".")
     if not dot:
-        raise ConfigError("--logits-processors", f"{name!r} names no module", "write module:Class")
+        raise ConfigError(option, f"{name!r} names no module", "write module:Class")
     return f"{module}:{cls}"

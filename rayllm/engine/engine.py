@@ -15,6 +15,8 @@ import msgspec
 
 from rayllm.config.engine import EngineConfig
 from rayllm.engine.admission import Admission
+from rayllm.engine.interval import StreamInterval
+from rayllm.engine.iterations import IterationLog
 from rayllm.engine.metrics import EngineMetrics
 from rayllm.engine.request import Request, State
 from rayllm.engine.residency import Residency
@@ -26,6 +28,7 @@ from rayllm.kv.blocks import BlockPool
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import EngineStats, Load, RequestOutput, RequestTimes
 from rayllm.messages.worker import StepResult
+from rayllm.plugins import load_class
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +47,7 @@ class Engine:
         self.config = config
         self._executor = executor
         self._pool = pool
-        self._scheduler = Scheduler(
-            Limits(
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                block_size=config.block_size,
-                prefix_caching=config.enable_prefix_caching,
-                by_priority=config.scheduling_policy == "priority",
-            ),
-            pool,
-        )
+        self._scheduler = scheduler_class(config.scheduler_cls)(limits_of(config), pool)
         self._admission = Admission(config, executor.logits_processor_names())
         self._metrics = EngineMetrics()
         if config.kv_metrics_sample:
@@ -61,6 +55,8 @@ class Engine:
             self._metrics.histograms |= residency.histograms
             pool.watch(residency)
         self._work = Work(config) if config.estimate_work else None
+        self._iterations = IterationLog() if config.log_iterations else None
+        self._interval = StreamInterval(config.stream_interval) if config.stream_interval > 1 else None
         self._requests: dict[tuple[int, int], Request] = {}
         self._sent: deque[tuple[PlannedStep, Future[StepResult]]] = deque()
         self._depth = 2 if config.async_scheduling else 1
@@ -82,8 +78,9 @@ class Engine:
 
         Raises:
             ModelError: the model's files cannot be used.
-            ConfigError: the KV cache cannot hold one request of `max_model_len` tokens.
+            ConfigError: the KV cache cannot hold one request of `max_model_len` tokens, or a class cannot be loaded.
         """
+        scheduler_class(config.scheduler_cls)  # refused before the model is loaded
         executor = build_executor(config)
         try:
             blocks = count_blocks(config, executor)
@@ -231,11 +228,15 @@ class Engine:
             self._note_started(step)
             if self._work is not None:
                 self._work.add(step)
+            if self._iterations is not None:
+                self._iterations.note_sent(step)
             self._sent.append((step, self._executor.submit(step.plan)))
         if not self._sent or (step is not None and len(self._sent) < self._depth):
             return {}
         step, future = self._sent.popleft()
         result = future.result()
+        if self._iterations is not None:
+            self._iterations.note_back(step)
         outputs: Outputs = {}
         now = time.time()
         self._note_spent(step, result)
@@ -243,7 +244,9 @@ class Engine:
             self._count(request, output, now)
             if output.cached_tokens is not None or output.finish_reason is not None:
                 output = msgspec.structs.replace(output, times=self._times(request, now))
-            outputs.setdefault(request.client, []).append(output)
+            send = output if self._interval is None else self._interval.take(request, output)
+            if send is not None:
+                outputs.setdefault(request.client, []).append(send)
         self._update_load()
         return outputs
 
@@ -325,6 +328,34 @@ class Engine:
         self._open.clear()
         self._load = Load()
         self._deliver(outputs, self._load)
+
+
+def limits_of(config: EngineConfig) -> Limits:
+    """What bounds the steps of an engine."""
+    return Limits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        block_size=config.block_size,
+        prefix_caching=config.enable_prefix_caching,
+        by_priority=config.scheduling_policy == "priority",
+        chunked_prefill=config.chunked_prefill,
+        max_partial_prefills=config.max_partial_prefills,
+        max_long_partial_prefills=config.max_long_partial_prefills,
+        long_prefill_tokens=config.long_prefill_tokens,
+        reserve_whole=config.reserve_whole_prompt,
+    )
+
+
+def scheduler_class(path: str | None) -> type[Scheduler]:
+    """The scheduler that --scheduler-cls names as `module:Class`, or our own.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no subclass of ours.
+    """
+    if path is None:
+        return Scheduler
+    log.info("scheduler: %s", path)
+    return load_class("--scheduler-cls", path, Scheduler)
 
 
 def count_blocks(config: EngineConfig, executor: Executor) -> int:

@@ -3,7 +3,7 @@
 from enum import Enum, auto
 
 from rayllm.messages.engine import Add
-from rayllm.messages.ingress import TokenLogprobs
+from rayllm.messages.ingress import RequestOutput, TokenLogprobs
 
 
 class State(Enum):
@@ -34,7 +34,7 @@ class Request:
     __slots__ = (
         "add", "blocks", "cached_tokens", "client", "computed", "first_token_time", "hashes", "in_flight",
         "last_token_time", "limit", "num_prompt", "prompt_logprobs", "published", "queued_time", "root", "row",
-        "running_time", "sort_key", "spent_before", "state", "stop_ids", "tokens",
+        "running_time", "sort_key", "spent_before", "state", "stop_ids", "tokens", "unsent",
     )  # fmt: skip
 
     def __init__(self, client: int, add: Add, *, limit: int, stop_ids: frozenset[int], root: bytes, now: float) -> None:
@@ -66,6 +66,8 @@ class Request:
         self.last_token_time = 0.0
         self.spent_before: tuple[float, float] | None = None
         """Seconds that the engine's steps had taken before its first one: in the model, and in all."""
+        self.unsent: RequestOutput | None = None
+        """What `StreamInterval` holds back."""
 
     @property
     def key(self) -> tuple[int, int]:

@@ -21,6 +21,9 @@ from rayllm.kv.prefix import extend_hashes
 from rayllm.messages.ingress import FinishReason, RequestOutput
 from rayllm.messages.worker import StartRow, StepPlan, StepResult
 
+LOOK_AHEAD = 64
+"""Long prompts that a step looks past for a shorter one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -31,6 +34,15 @@ class Limits:
     block_size: int
     prefix_caching: bool = True
     by_priority: bool = False
+    chunked_prefill: bool = True
+    """Whether a prompt may be computed in several steps. If not, `max_num_batched_tokens` must hold every request."""
+    max_partial_prefills: int = 1
+    """Prompts that may be under way, computed in part, at once. They share a step's budget alike."""
+    max_long_partial_prefills: int = 1
+    """How many of them may be longer than `long_prefill_tokens`; shorter ones then overtake."""
+    long_prefill_tokens: int = 0
+    reserve_whole: bool = True
+    """Whether a request starts only when all its tokens fit into the cache, not just its first chunk."""
 
 
 @dataclass(slots=True)
@@ -57,6 +69,11 @@ class _Draft:
     """A step while it is planned."""
 
     budget: int
+    prefills: int = 1
+    """Prompts that may yet take a share of the budget."""
+    partial: int = 0
+    """Prompts computed in part after this step."""
+    long_partial: int = 0
     start: list[StartRow] = field(default_factory=list)
     grown: list[tuple[int, list[int]]] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -66,7 +83,12 @@ class _Draft:
 
 
 class Scheduler:
-    """Owns the queue, the running set and the requests' blocks."""
+    """Owns the queue, the running set and the requests' blocks.
+
+    A subclass may be given to --scheduler-cls. The engine calls `add` and `finish` between steps, `plan` for the next
+    step, and `commit` with the results of each, in order. `order` decides who goes first; every order keeps tokens as
+    they are and blocks accounted for, and starves nobody as long as arrivals move to the end of it.
+    """
 
     def __init__(self, limits: Limits, pool: BlockPool) -> None:
         self.limits = limits
@@ -90,10 +112,14 @@ class Scheduler:
         """Tokens of waiting requests."""
         return self._tokens_waiting
 
+    def order(self, request: Request) -> tuple[float, ...]:
+        """Where a new request stands among those that wait or run: the smallest starts first and is preempted last."""
+        priority = request.add.priority if self.limits.by_priority else 0
+        return priority, request.add.arrival_time
+
     def add(self, request: Request) -> None:
         """Queue a new request."""
-        priority = request.add.priority if self.limits.by_priority else 0
-        request.sort_key = (priority, request.add.arrival_time, next(self._sequence))
+        request.sort_key = (*self.order(request), next(self._sequence))
         self._enqueue(request)
 
     def finish(self, request: Request) -> None:
@@ -112,10 +138,11 @@ class Scheduler:
 
     def plan(self) -> PlannedStep | None:
         """The next step, or None if there is nothing to compute now."""
-        draft = _Draft(self.limits.max_num_batched_tokens)
+        draft = _Draft(self.limits.max_num_batched_tokens, self._expected_prefills())
         preempted = self._continue_running(draft)
         if not preempted:
             self._admit_waiting(draft)
+            self._spend_rest(draft)
         if not draft.rows:
             return None
         plan = StepPlan(next(self._step), draft.start, draft.grown, draft.rows, draft.counts)
@@ -147,7 +174,7 @@ class Scheduler:
         index = 0
         while index < len(self.running) and draft.budget > 0:
             request = self.running[index]
-            tokens = min(request.unplanned, draft.budget)
+            tokens = self._share(draft, request.unplanned)
             if tokens == 0:
                 index += 1
                 continue
@@ -168,23 +195,52 @@ class Scheduler:
         return preempted
 
     def _admit_waiting(self, draft: _Draft) -> None:
-        """Start waiting requests, in order, while there is budget, a row and room for all their tokens."""
+        """Start waiting requests, in order, while there is budget, a row and room in the cache.
+
+        Only a long prompt that must wait for another long one lets those behind it go ahead.
+        """
+        passed: list[Request] = []
         while self._queue and draft.budget > 0 and self._rows:
             request = self._queue[0]
             if request.state is State.FINISHED:
                 heapq.heappop(self._queue)
                 continue
             if request.in_flight:
-                return  # preempted a moment ago: the token under way must come in first
+                break  # preempted a moment ago: the token under way must come in first
+            if self._must_let_pass(draft, request):
+                passed.append(heapq.heappop(self._queue))
+                if len(passed) == LOOK_AHEAD:
+                    break
+                continue
             found = self._find_prefix(request)
+            left = len(request.tokens) - len(found) * self.limits.block_size
+            tokens = self._first_chunk(draft, request, left)
+            if tokens == 0:
+                break
             held = sum(self.pool.is_held(block) for block in found)
+            needed = len(request.tokens) - (0 if self.limits.reserve_whole else left - tokens)
             # A block to spare for each running request: else the newcomer would be the next one preempted.
-            if self._blocks_for(len(request.tokens)) - held + len(self.running) > self.pool.free:
-                return
+            if self._blocks_for(needed) - held + len(self.running) > self.pool.free:
+                break
             heapq.heappop(self._queue)
-            self._start(draft, request, found)
+            draft.prefills -= 1
+            self._start(draft, request, found, tokens)
+        for request in passed:
+            heapq.heappush(self._queue, request)
 
-    def _start(self, draft: _Draft, request: Request, found: list[int]) -> None:
+    def _first_chunk(self, draft: _Draft, request: Request, left: int) -> int:
+        """Tokens that a new request computes first; 0 if it may not start now."""
+        limits = self.limits
+        if not limits.chunked_prefill:
+            return left if left <= draft.budget else 0
+        tokens = min(left, -(-draft.budget // max(1, draft.prefills)))
+        return tokens if tokens == left or draft.partial < limits.max_partial_prefills else 0
+
+    def _must_let_pass(self, draft: _Draft, request: Request) -> bool:
+        """Whether it is a long prompt that waits for another long one."""
+        return draft.long_partial >= self.limits.max_long_partial_prefills and self._is_long(request)
+
+    def _start(self, draft: _Draft, request: Request, found: list[int], tokens: int) -> None:
         self.pool.share(found)
         request.computed = len(found) * self.limits.block_size
         request.published = len(found)
@@ -193,7 +249,6 @@ class Scheduler:
             if self._reads_cache(request):
                 self.counters.prefix_queries += len(request.tokens)
                 self.counters.prefix_hits += request.computed
-        tokens = min(len(request.tokens) - request.computed, draft.budget)
         fresh = self.pool.take(self._blocks_for(request.computed + tokens) - len(found))
         assert fresh is not None
         request.blocks = [*found, *fresh]
@@ -219,11 +274,57 @@ class Scheduler:
         draft.rows.append(request.row)
         draft.counts.append(tokens)
         draft.requests.append(request)
+        self._advance(draft, request, tokens)
+        if request.computed < len(request.tokens):
+            draft.partial += 1
+            draft.long_partial += self._is_long(request)
+
+    def _advance(self, draft: _Draft, request: Request, tokens: int) -> None:
         request.computed += tokens
         if request.computed == len(request.tokens) + request.in_flight:
             request.in_flight += 1
             draft.sampling.append(request)
         self._publish(request)
+
+    # -- prompts in pieces
+
+    def _is_long(self, request: Request) -> bool:
+        return request.num_prompt > self.limits.long_prefill_tokens
+
+    def _expected_prefills(self) -> int:
+        """Prompts among which the next step's budget is shared: those under way, and those that may join them."""
+        most = self.limits.max_partial_prefills
+        if most == 1:
+            return 1
+        return min(most, sum(request.unplanned > 1 for request in self.running) + self._waiting)
+
+    def _share(self, draft: _Draft, wanted: int) -> int:
+        """How many of the tokens that a running request wants it gets."""
+        if wanted <= 1:
+            return wanted
+        tokens = min(wanted, -(-draft.budget // max(1, draft.prefills)))
+        draft.prefills -= 1
+        return tokens
+
+    def _spend_rest(self, draft: _Draft) -> None:
+        """Give what is left, because fewer prompts could start than were expected, to those under way."""
+        if not draft.partial or not draft.budget:
+            return
+        for index, request in enumerate(draft.requests):
+            tokens = min(len(request.tokens) - request.computed, draft.budget)
+            if tokens <= 0:
+                continue
+            blocks = self.pool.take(self._blocks_for(request.computed + tokens) - len(request.blocks))
+            if blocks is None:
+                break
+            if blocks:
+                request.blocks += blocks
+                draft.grown.append((request.row, blocks))
+            draft.budget -= tokens
+            draft.counts[index] += tokens
+            self._advance(draft, request, tokens)
+        reached = set(draft.sampling)
+        draft.sampling = [request for request in draft.requests if request in reached]  # the order of the rows
 
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)

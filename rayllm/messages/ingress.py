@@ -93,6 +93,22 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """Sent with the first and the last output."""
 
 
+def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
+    """Two outputs of one request, one after the other, as one."""
+    logprobs = [*(first.logprobs or []), *(second.logprobs or [])]
+    return RequestOutput(
+        request_id=first.request_id,
+        token_ids=[*first.token_ids, *second.token_ids],
+        finish_reason=second.finish_reason,
+        stop_token_id=second.stop_token_id,
+        logprobs=logprobs if first.logprobs is not None or second.logprobs is not None else None,
+        prompt_logprobs=first.prompt_logprobs if first.prompt_logprobs is not None else second.prompt_logprobs,
+        cached_tokens=first.cached_tokens if first.cached_tokens is not None else second.cached_tokens,
+        error=second.error,
+        times=second.times or first.times,
+    )
+
+
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     """All that one engine step has for this ingress."""
 

@@ -1,6 +1,5 @@
 """Logits processors of the user's own: classes loaded at start, applied to the requests that name them."""
 
-import importlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -8,6 +7,7 @@ import torch
 
 from rayllm.config.model_facts import ModelFacts
 from rayllm.errors import ConfigError
+from rayllm.plugins import load_attribute
 
 
 class LogitsProcessor(Protocol):
@@ -31,13 +31,11 @@ def load_processors(names: tuple[str, ...], model: ModelFacts) -> Mapping[str, L
     """
     loaded: dict[str, LogitsProcessor] = {}
     for path in names:
-        module, _, attribute = path.partition(":")
+        make = load_attribute("--logits-processors", path)
         try:
-            processor = getattr(importlib.import_module(module), attribute)(model)
+            processor = make(model)
         except Exception as error:
-            raise ConfigError(
-                "--logits-processors", f"cannot load {path!r}: {error}", "give it as module:Class, importable here"
-            ) from error
+            raise ConfigError("--logits-processors", f"{path} cannot be made: {error}") from error
         if not isinstance(getattr(processor, "name", None), str) or not callable(processor):
             raise ConfigError("--logits-processors", f"{path} has no name or cannot be called")
         loaded[processor.name] = processor

@@ -9,7 +9,7 @@ from rayllm.engine.engine import Engine
 from rayllm.executor.fake import FakeExecutor
 from rayllm.kv.blocks import BlockPool
 from rayllm.messages.engine import Add
-from rayllm.messages.ingress import RequestOutput
+from rayllm.messages.ingress import Load, RequestOutput
 from rayllm.messages.sampling import SamplingParams
 
 VOCAB = 1000
@@ -38,13 +38,15 @@ class Bench:
 
     def __init__(self, config: EngineConfig) -> None:
         self.executor = FakeExecutor(VOCAB, config.block_size)
-        self.engine = Engine(config, self.executor, BlockPool(config.num_blocks))
+        self.engine = Engine(config, self.executor, BlockPool(config.num_blocks or 256))
         self.outputs: dict[tuple[int, int], list[RequestOutput]] = {}
+        self.loads: list[Load] = []
         self._changed = threading.Condition()
         self.engine.start(self._deliver)
 
-    def _deliver(self, outputs: dict[int, list[RequestOutput]], load: object) -> None:
+    def _deliver(self, outputs: dict[int, list[RequestOutput]], load: Load) -> None:
         with self._changed:
+            self.loads.append(load)
             for client, items in outputs.items():
                 for item in items:
                     self.outputs.setdefault((client, item.request_id), []).append(item)
@@ -73,8 +75,8 @@ class Bench:
 def bench() -> Iterator[Callable[..., Bench]]:
     made: list[Bench] = []
 
-    def make(**changes: object) -> Bench:
-        made.append(Bench(make_config(**changes)))
+    def make(config: EngineConfig | None = None, **changes: object) -> Bench:
+        made.append(Bench(config or make_config(**changes)))
         return made[-1]
 
     yield make

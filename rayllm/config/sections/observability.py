@@ -97,8 +97,7 @@ OBSERVABILITY = (
     Option(
         name="enable-logging-iteration-details",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Log each step: its requests, tokens and time.",
+        help="Log each step of an engine: requests and tokens of prompts and of outputs, and the time it took.",
     ),
 )

@@ -13,23 +13,20 @@ SCHEDULER = (
     Option(
         name="max-num-partial-prefills",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=1,
         minimum=1,
-        help="Prompts that may be prefilled in pieces at the same time.",
+        help="Prompts that may be prefilled in pieces at the same time; they share each step alike.",
     ),
     Option(
         name="max-long-partial-prefills",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=1,
         minimum=1,
-        help="How many of them may be long.",
+        help="How many of them may be long; shorter prompts go ahead of a long one that must wait.",
     ),
     Option(
         name="long-prefill-token-threshold",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=0,
         unit="tokens",
         minimum=0,
@@ -46,10 +43,8 @@ SCHEDULER = (
         name="enable-chunked-prefill",
         kind=Kind.BOOL,
         default=None,
-        check=lambda value: (
-            None if value is not False else "prompts are always cut to the step's budget; only on is supported"
-        ),
-        help="Cut prompts into pieces that fit --max-num-batched-tokens. Always on.",
+        help="Cut prompts into pieces that fit --max-num-batched-tokens. Unset: on. Off, a prompt is computed whole, "
+        "and --max-num-batched-tokens is at least --max-model-len.",
     ),
     Option(
         name="disable-chunked-mm-input",
@@ -58,13 +53,16 @@ SCHEDULER = (
         default=False,
         help="Never cut an image in two.",
     ),
-    Option(name="scheduler-cls", kind=Kind.STR, state=State.PLANNED, help="Scheduler, as module.Class."),
+    Option(
+        name="scheduler-cls",
+        kind=Kind.STR,
+        help="Scheduler, as module.Class: a subclass of rayllm.engine.scheduler.Scheduler, which tells how.",
+    ),
     Option(
         name="scheduler-reserve-full-isl",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=True,
-        help="Admit a request only when its whole prompt fits into the cache.",
+        help="Admit a request only when its whole prompt fits into the cache, not just the first piece.",
     ),
     Option(
         name="disable-hybrid-kv-cache-manager",
@@ -82,10 +80,9 @@ SCHEDULER = (
     Option(
         name="stream-interval",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=1,
         unit="tokens",
         minimum=1,
-        help="Tokens between two pieces of a stream.",
+        help="Tokens between two pieces of a stream. The first token and the end are sent at once.",
     ),
 )
