@@ -81,6 +81,8 @@ class EngineConfig:
     long_prefill_tokens: int = 0
     reserve_whole_prompt: bool = True
     """Whether a request starts only when all its tokens fit into the KV cache, not just its first piece."""
+    logprobs_mode: str = "raw_logprobs"
+    """`raw` or `processed`, `_logprobs` or `_logits`: what is reported beside tokens."""
     stream_interval: int = 1
     """Tokens between two outputs of a request; the first and the last are sent at once."""
     scheduler_cls: str | None = None

@@ -112,6 +112,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
         max_long_partial_prefills=values["max-long-partial-prefills"],
         long_prefill_tokens=_long_prefill_tokens(values, max_model_len),
         reserve_whole_prompt=values["scheduler-reserve-full-isl"],
+        logprobs_mode=values["logprobs-mode"],
         stream_interval=values["stream-interval"],
         scheduler_cls=_class_path("--scheduler-cls", values["scheduler-cls"]) if values["scheduler-cls"] else None,
     )

@@ -11,7 +11,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability of one token and of its likeliest alternatives, in descending order.
 
     `rank` is 1 for the likeliest token. Values are natural logarithms of the model's own distribution, before
-    penalties and temperature.
+    penalties and temperature, unless --logprobs-mode says otherwise.
     """
 
     token_id: int

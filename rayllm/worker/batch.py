@@ -4,7 +4,7 @@ Everything a step needs of all rows lies in arrays, so that a step of many rows 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,8 @@ class PromptAsk:
     offset: int
     """Where the row's tokens begin in the step."""
     next_tokens: Ints
+    position: int
+    """Of the first of them in the prompt."""
     alternatives: int
 
 
@@ -152,7 +154,7 @@ class Batch:
             if wanted is not None and start + 1 < state.prompt_length:
                 last = min(start + count + 1, state.prompt_length)
                 alternatives = self._vocab_size if wanted == -1 else wanted
-                asks.append(PromptAsk(row, offset, self._tokens[row, start + 1 : last], alternatives))
+                asks.append(PromptAsk(row, offset, self._tokens[row, start + 1 : last], start + 1, alternatives))
             offset += count
         return asks
 
@@ -173,7 +175,22 @@ class Batch:
 
     def sample_ask(self, held: Rows) -> SampleAsk:
         """What the rows ask of the sampler."""
-        p, length = self._sampling, self._length[held]
+        return self._ask(held, self._length[held])
+
+    def prompt_ask(self, row: int, begin: int, count: int) -> SampleAsk:
+        """What a row would ask of the sampler for its prompt's tokens at `begin` and after, if it had no more yet."""
+        lengths = np.arange(begin, begin + count, dtype=np.int32)
+        ask = self._ask(np.full(count, row), lengths)
+        if ask.penalties is not None:
+            prompt = np.minimum(ask.penalties.prompt, ask.penalties.length)
+            ask = replace(ask, penalties=replace(ask.penalties, prompt=prompt))
+        edited = [
+            (i, replace(state, prompt_length=int(lengths[i]), known=lengths[i : i + 1])) for i, state in ask.edited
+        ]
+        return replace(ask, edited=edited)
+
+    def _ask(self, held: Rows, length: Ints) -> SampleAsk:
+        p = self._sampling
         draws = Draws(
             temperature=p.temperature[held], min_p=p.min_p[held], top_k=p.top_k[held], top_p=p.top_p[held],
             key=noise_keys(p.stream[held], length),

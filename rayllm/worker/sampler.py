@@ -18,7 +18,8 @@ from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
 from rayllm.worker.batch import NO_LOGPROBS, RowState, SampleAsk
 from rayllm.worker.processors import LogitsProcessor
-from rayllm_kernels.sampling import LogProbabilities, SamplingOps
+from rayllm_kernels.sampling import Draws, SamplingOps
+from rayllm_kernels.sampling import _survivors as survivors  # the very choice that draws make
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +38,16 @@ class Sampled:
 
 
 class Sampler:
-    """Chooses the next token of each row."""
+    """Chooses the next token of each row, and reports values of tokens as `mode` (--logprobs-mode) says."""
 
-    def __init__(self, processors: Mapping[str, LogitsProcessor], ops: SamplingOps) -> None:
+    def __init__(
+        self, processors: Mapping[str, LogitsProcessor], ops: SamplingOps, mode: str = "raw_logprobs"
+    ) -> None:
         self._processors = processors
         self._ops = ops
+        self.processed = mode.startswith("processed")
+        """Whether reported values are those that tokens are drawn from, not the model's own."""
+        self._as_logits = mode.endswith("logits")
 
     def sample(self, logits_RV: torch.Tensor, ask: SampleAsk) -> Sampled:
         """Choose a token for each row of `logits_RV` (float32; may be changed in place)."""
@@ -50,8 +56,8 @@ class Sampler:
         changes[[i for i, _ in ask.edited]] = True
         if ask.penalties is not None:
             changes[ask.penalties.at] = True
-        # Log-probabilities are those of the model, so rows that change are kept as they were.
-        kept = wanted[changes[wanted]]
+        # Raw values are those of the model, so rows that change are kept as they were.
+        kept = wanted[changes[wanted]] if not self.processed else wanted[:0]
         kept_NV = logits_RV[torch.from_numpy(kept)] if len(kept) else logits_RV
         failed = self._process(logits_RV, ask)
         tokens = self._ops.choose(logits_RV, ask.draws).numpy()
@@ -60,14 +66,48 @@ class Sampler:
                 failed[i] = "no token may follow: its constraints together forbid every token"
         tokens = np.maximum(tokens, 0)
         sampled = Sampled(tokens.tolist(), failed=failed)
-        unchanged = wanted[~changes[wanted]]
-        for raw_NV, at, rows in ((logits_RV, unchanged, unchanged), (kept_NV, np.arange(len(kept)), kept)):
+        if self.processed:
+            kept, kept_NV = wanted, shaped(logits_RV, wanted, ask.draws)
+            unchanged = wanted[:0]
+        else:
+            unchanged = wanted[~changes[wanted]]
+        for shown_NV, at, rows in ((logits_RV, unchanged, unchanged), (kept_NV, np.arange(len(kept)), kept)):
             counts = ask.logprobs[rows]
             for count in np.unique(counts).tolist():
                 these = counts == count
-                entries = _entries(self._ops, raw_NV, at[these], tokens[rows[these]], count)
+                entries = self._entries(shown_NV, at[these], tokens[rows[these]], count)
                 sampled.logprobs.update(zip(rows[these].tolist(), entries, strict=True))
         return sampled
+
+    def read(
+        self, logits_RV: torch.Tensor, next_tokens: npt.NDArray[np.int32], count: int, ask: SampleAsk | None = None
+    ) -> list[TokenLogprobs]:
+        """Values of given tokens, those of a prompt: entry i is that of `next_tokens[i]` by row i of `logits_RV`.
+
+        Processed values are as if each token had been sampled after those before it, as `ask` asks.
+        """
+        at = np.arange(len(next_tokens))
+        if self.processed:
+            assert ask is not None
+            self._process(logits_RV, ask)
+            logits_RV = shaped(logits_RV, at, ask.draws)
+        return self._entries(logits_RV, at, next_tokens.astype(np.int64), count)
+
+    def _entries(self, logits_RV: torch.Tensor, at_N: Ints, tokens_N: Ints, count: int) -> list[TokenLogprobs]:
+        vocab = logits_RV.shape[1]
+        found = self._ops.log_probabilities(logits_RV, at_N, tokens_N, vocab if count == -1 else min(count, vocab))
+        values_N, top_values_NC = found.logprobs, found.top_values
+        if self._as_logits:
+            rows_N1 = torch.from_numpy(at_N)[:, None]
+            values_N = logits_RV[rows_N1, torch.from_numpy(tokens_N)[:, None]][:, 0].cpu().numpy()
+            top_values_NC = logits_RV[rows_N1, torch.from_numpy(found.top_ids)].cpu().numpy()
+        return [
+            TokenLogprobs(token, value, rank, ids, values)
+            for token, value, rank, ids, values in zip(
+                tokens_N.tolist(), values_N.tolist(), found.ranks.tolist(), found.top_ids.tolist(),
+                top_values_NC.tolist(), strict=True,
+            )
+        ]  # fmt: skip
 
     def _process(self, logits_RV: torch.Tensor, ask: SampleAsk) -> dict[int, str]:
         """Apply to each row what its request asks for. Returns the rows whose processors failed, and why."""
@@ -133,22 +173,22 @@ def _barred_by_words(state: RowState) -> Ints:
     return np.array(barred, np.int64)
 
 
-def prompt_logprobs(
-    ops: SamplingOps, logits_RV: torch.Tensor, next_tokens: npt.NDArray[np.int32], count: int
-) -> list[TokenLogprobs]:
-    """Log-probabilities of given tokens: entry i is that of `next_tokens[i]` by row i of `logits_RV`."""
-    return _entries(ops, logits_RV, np.arange(len(next_tokens)), next_tokens.astype(np.int64), count)
-
-
-def _entries(ops: SamplingOps, logits_RV: torch.Tensor, at_N: Ints, tokens_N: Ints, count: int) -> list[TokenLogprobs]:
-    vocab = logits_RV.shape[1]
-    found: LogProbabilities = ops.log_probabilities(
-        logits_RV, at_N, tokens_N, vocab if count == -1 else min(count, vocab)
-    )
-    return [
-        TokenLogprobs(token, value, rank, ids, values)
-        for token, value, rank, ids, values in zip(
-            tokens_N.tolist(), found.logprobs.tolist(), found.ranks.tolist(), found.top_ids.tolist(),
-            found.top_values.tolist(), strict=True,
-        )
-    ]  # fmt: skip
+def shaped(logits_RV: torch.Tensor, at_N: Ints, draws: Draws) -> torch.Tensor:
+    """Rows `at_N` of the logits as tokens are drawn from them (N, V): divided by the temperature, and minus infinity
+    for all that min-p, top-k and top-p leave out. Greedy rows, which draw nothing, as they are.
+    """
+    shaped_NV = logits_RV[torch.from_numpy(at_N)].cpu()
+    for row_V, r in zip(shaped_NV.numpy(), at_N.tolist(), strict=True):
+        row_V[np.isnan(row_V)] = NEVER
+        if not draws.temperature[r]:
+            continue
+        with np.errstate(over="ignore"):
+            row_V /= draws.temperature[r]
+        top = row_V.max()
+        if np.isinf(top):
+            continue
+        ids = survivors(row_V, top, float(draws.min_p[r]), int(draws.top_k[r]), float(draws.top_p[r]))
+        left = row_V[ids]
+        row_V[:] = NEVER
+        row_V[ids] = left
+    return shaped_NV

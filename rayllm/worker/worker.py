@@ -17,7 +17,7 @@ from rayllm.worker.batch import Batch, StepInputs
 from rayllm.worker.memory import available_memory, default_kv_bytes, populate
 from rayllm.worker.processors import load_processors
 from rayllm.worker.profile import Profile
-from rayllm.worker.sampler import Sampled, Sampler, prompt_logprobs
+from rayllm.worker.sampler import Sampled, Sampler
 from rayllm_kernels import choose, explain
 from rayllm_kernels.native.library import library
 from rayllm_kernels.native.program import LayerCache
@@ -47,7 +47,7 @@ class Worker:
             rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
             vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
         )  # fmt: skip
-        self._sampler = Sampler(self._processors, self._model.sampling)
+        self._sampler = Sampler(self._processors, self._model.sampling, config.logprobs_mode)
         self._caches: list[Any] = []
         self._profile = Profile(config.profiler) if config.profiler is not None else None
 
@@ -120,7 +120,10 @@ class Worker:
                 tokens = ask.next_tokens[begin : begin + SLICE]
                 at = ask.offset + begin
                 logits = self._model.logits(hidden_TD[at : at + len(tokens)])
-                entries += prompt_logprobs(self._model.sampling, logits, tokens, ask.alternatives)
+                wanted = None
+                if self._sampler.processed:
+                    wanted = self._batch.prompt_ask(ask.row, ask.position + begin, len(tokens))
+                entries += self._sampler.read(logits, tokens, ask.alternatives, wanted)
             out[ask.row] = entries
         return out
 

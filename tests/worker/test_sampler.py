@@ -10,7 +10,7 @@ from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.worker import StartRow, StepPlan
 from rayllm.worker.batch import Batch
 from rayllm.worker.noise import noise_keys, stream_key
-from rayllm.worker.sampler import Sampled, Sampler, prompt_logprobs
+from rayllm.worker.sampler import Sampled, Sampler
 from rayllm_kernels.native.library import Machine, library
 from rayllm_kernels.sampling import REFERENCE, SamplingOps
 
@@ -179,8 +179,64 @@ def test_logprobs_are_those_of_the_model(ops: SamplingOps) -> None:
     assert math.isclose(entry.logprob, wanted[9], rel_tol=1e-5)
     assert entry.rank == int((wanted > wanted[9]).sum()) + 1
     assert entry.top_ids == torch.topk(wanted, 3).indices.tolist()
-    whole = prompt_logprobs(ops, logits_V[None], np.array([4], np.int32), -1)[0]
+    whole = Sampler({}, ops).read(logits_V[None], np.array([4], np.int32), -1)[0]
     assert len(whole.top_ids) == VOCAB
+
+
+@pytest.mark.option("logprobs-mode")
+def test_the_four_modes_report_four_values(ops: SamplingOps) -> None:
+    """Temperature one half, a bias, a penalty and two filters; each value against a plain computation."""
+    logits_V = logits(5)
+    best, second = torch.topk(logits_V, 2).indices.tolist()
+    row = state([1], [best], temperature=0.5, logit_bias={second: 1.0}, presence_penalty=0.25, top_k=5, logprobs=8)
+    shown_V = logits_V.clone()
+    shown_V[second] += 1.0
+    shown_V[best] -= 0.25
+    shown_V /= 0.5
+    shown_V[shown_V < torch.topk(shown_V, 5).values[-1]] = -math.inf
+    wanted = {
+        "raw_logits": logits_V,
+        "raw_logprobs": torch.log_softmax(logits_V, 0),
+        "processed_logits": shown_V,
+        "processed_logprobs": torch.log_softmax(shown_V, 0),
+    }
+    tokens, values = set(), set()
+    for mode, wanted_V in wanted.items():
+        ask = batch_of([row]).sample_ask(np.array([0]))
+        entry = Sampler({}, ops, mode).sample(logits_V[None].clone(), ask).logprobs[0]
+        assert math.isclose(entry.logprob, wanted_V[entry.token_id], rel_tol=1e-5)
+        assert entry.top_logprobs == pytest.approx(wanted_V[entry.top_ids].tolist(), rel=1e-5)
+        assert entry.top_ids[:5] == torch.topk(wanted_V, 5).indices.tolist()
+        assert entry.rank == int((wanted_V > wanted_V[entry.token_id]).sum()) + 1
+        tokens.add(entry.token_id)
+        values.add(entry.logprob)
+    assert len(tokens) == 1
+    assert len(values) == 4
+
+
+@pytest.mark.option("logprobs-mode")
+def test_greedy_rows_report_what_the_likeliest_was_taken_of(ops: SamplingOps) -> None:
+    logits_V = logits(5)
+    ask = batch_of([greedy([1], logit_bias={9: 100.0}, top_k=1, logprobs=1)]).sample_ask(np.array([0]))
+    entry = Sampler({}, ops, "processed_logits").sample(logits_V[None].clone(), ask).logprobs[0]
+    assert entry.token_id == 9
+    assert entry.logprob == pytest.approx(float(logits_V[9]) + 100)
+
+
+@pytest.mark.option("logprobs-mode")
+def test_prompt_tokens_are_read_as_if_they_had_been_sampled(ops: SamplingOps) -> None:
+    sampling = {"temperature": 0.5, "repetition_penalty": 1.3, "bad_words_ids": ((7,),), "min_tokens": 1, "top_p": 0.9}
+    row = state([3, 7, 5, 6, 8], **sampling)
+    logits_RV = torch.stack([logits(i) for i in range(4)])
+    ask = batch_of([row]).prompt_ask(0, 1, 4)
+    read = Sampler({}, ops, "processed_logprobs").read(logits_RV.clone(), np.array([7, 5, 6, 8], np.int32), 3, ask)
+    for i, entry in enumerate(read):
+        one_row = state([3, 7, 5, 6, 8][: i + 1], **sampling, logprobs=3)
+        ask = batch_of([one_row]).sample_ask(np.array([0]))
+        sampled = Sampler({}, ops, "processed_logprobs").sample(logits_RV[i : i + 1].clone(), ask).logprobs[0]
+        assert (entry.top_ids, entry.top_logprobs) == (sampled.top_ids, sampled.top_logprobs)
+    assert [entry.token_id for entry in read] == [7, 5, 6, 8]
+    assert read[0].logprob == -math.inf, "a bad word"
 
 
 class Pick:

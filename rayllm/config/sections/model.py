@@ -147,11 +147,10 @@ MODEL = (
     Option(
         name="logprobs-mode",
         kind=Kind.ENUM,
-        state=State.PLANNED,
         default="raw_logprobs",
         choices=("processed_logits", "processed_logprobs", "raw_logits", "raw_logprobs"),
-        help="What log probabilities hold: raw or processed (after temperature, top-k and so on), logits or their log "
-        "softmax.",
+        help="What logprobs and prompt_logprobs hold: the model's own values (raw) or those that tokens are drawn from "
+        "(processed: after penalties, bans, temperature, top-k and so on), as logits or as log probabilities.",
     ),
     Option(
         name="disable-sliding-window",
