@@ -51,6 +51,8 @@ class EngineConfig:
     """KV blocks, whatever memory they take; None derives them from bytes."""
     memory_share: float = 0.4
     """Share of free memory for KV, where no bytes are given, divided among `engines_on_host`."""
+    memory_share_given: bool = False
+    """Whether the user set the share; else it is cut to what is of use."""
     engines_on_host: int = 1
     enable_prefix_caching: bool = True
     scheduling_policy: str = "fcfs"
@@ -81,6 +83,10 @@ class EngineConfig:
     long_prefill_tokens: int = 0
     reserve_whole_prompt: bool = True
     """Whether a request starts only when all its tokens fit into the KV cache, not just its first piece."""
+    prefix_hash: str = "sha256"
+    """Hash of prefixes: `sha256`, `sha256_cbor`, `xxhash` or `xxhash_cbor`."""
+    worker_cls: str | None = None
+    """Worker as `module:Class`; None is our own."""
     logprobs_mode: str = "raw_logprobs"
     """`raw` or `processed`, `_logprobs` or `_logits`: what is reported beside tokens."""
     stream_interval: int = 1

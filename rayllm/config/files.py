@@ -9,6 +9,7 @@ from typing import Any
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.registry import Values
 from rayllm.errors import ConfigError
+from rayllm.kv.prefix import hash_named
 
 WEIGHT_SUFFIXES = (".safetensors", ".gguf")
 
@@ -29,9 +30,10 @@ def read_files(values: Values, facts: ModelFacts) -> Files:
     """Read what the options name.
 
     Raises:
-        ConfigError: a file is missing or holds something else.
+        ConfigError: a file or a package is missing, or holds something else.
     """
     _check_tokenizer(values["tokenizer"])
+    hash_named(values["prefix-caching-hash-algo"])
     return Files(
         chat_template=_chat_template(values["chat-template"]),
         generation_config=_generation_config(values["generation-config"]),

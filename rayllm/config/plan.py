@@ -20,10 +20,11 @@ def plan_lines(values: Values, resolved: Resolved, hardware: Hardware) -> Iterat
         else (f"stored as {engine.model.dtype}, which has no products on a CPU")
     )
     yield f"model {engine.model.path}: {engine.model.format}, {engine.dtype} ({why('dtype', stored)})"
+    tokens = why("max-num-batched-tokens", why("performance-mode", "default on a CPU"))
     yield (
         f"context of {engine.max_model_len} tokens ({why('max-model-len', 'what the model allows')}); at most "
-        f"{engine.max_num_seqs} requests ({why('max-num-seqs', 'default')}) and {engine.max_num_batched_tokens} tokens "
-        f"({why('max-num-batched-tokens', 'default on a CPU')}) in a step"
+        f"{engine.max_num_seqs} requests ({why('max-num-seqs', why('performance-mode', 'default'))}) and "
+        f"{engine.max_num_batched_tokens} tokens ({tokens}) in a step"
     )
     if engine.num_blocks is not None:
         size = f"{engine.num_blocks} blocks (as --num-gpu-blocks-override says)"

@@ -22,9 +22,13 @@ from rayllm.errors import ConfigError
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEFAULT_BLOCK_SIZE = 16
-DEFAULT_BATCHED_TOKENS = 512
-"""On a CPU, where more would keep other requests waiting for seconds; products are near their best speed already."""
-DEFAULT_SEQS = 256
+DEFAULT_STEPS = {"interactivity": (128, 64), "balanced": (512, 256), "throughput": (2048, 1024)}
+"""Tokens and requests of a step on a CPU, by --performance-mode.
+
+Every request waits for the whole step, whose time grows with its tokens: 512 keep it below a second or so, and products
+are near their best speed; a quarter keeps others waiting a quarter as long, at the price of reading the weights four
+times as often for a long prompt; four times as many read them least.
+"""
 LONG_SHARE = 0.04
 """Of --max-model-len: a longer prompt is long, where --long-prefill-token-threshold does not say otherwise."""
 AUTO_MARGIN = 0.8
@@ -89,12 +93,13 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
         attention_backend=values["attention-backend"] or "auto",
         load_format=_load_format(values["load-format"], facts),
         max_model_len=max_model_len,
-        max_num_seqs=values["max-num-seqs"] or DEFAULT_SEQS,
+        max_num_seqs=values["max-num-seqs"] or DEFAULT_STEPS[values["performance-mode"]][1],
         max_num_batched_tokens=_batched_tokens(values, max_model_len),
         block_size=block_size,
         kv_cache_memory_bytes=values["kv-cache-memory-bytes"],
         num_blocks=blocks,
         memory_share=min(share, 0.9),
+        memory_share_given="gpu-memory-utilization" in values.given,
         engines_on_host=engines,
         enable_prefix_caching=values["enable-prefix-caching"] is not False,
         scheduling_policy=values["scheduling-policy"],
@@ -112,6 +117,8 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
         max_long_partial_prefills=values["max-long-partial-prefills"],
         long_prefill_tokens=_long_prefill_tokens(values, max_model_len),
         reserve_whole_prompt=values["scheduler-reserve-full-isl"],
+        prefix_hash=values["prefix-caching-hash-algo"],
+        worker_cls=_worker_class(values["worker-cls"]),
         logprobs_mode=values["logprobs-mode"],
         stream_interval=values["stream-interval"],
         scheduler_cls=_class_path("--scheduler-cls", values["scheduler-cls"]) if values["scheduler-cls"] else None,
@@ -119,9 +126,9 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
 
 
 def _batched_tokens(values: Values, max_model_len: int) -> int:
-    wanted = values["max-num-batched-tokens"]
+    wanted, usual = values["max-num-batched-tokens"], DEFAULT_STEPS[values["performance-mode"]][0]
     if values["enable-chunked-prefill"] is not False:
-        return wanted or DEFAULT_BATCHED_TOKENS
+        return wanted or usual
     if wanted is not None and wanted < max_model_len:
         raise ConfigError(
             "--max-num-batched-tokens",
@@ -129,7 +136,11 @@ def _batched_tokens(values: Values, max_model_len: int) -> int:
             "--no-enable-chunked-prefill forbids to cut it",
             f"raise it, lower --max-model-len to {wanted}, or allow chunks",
         )
-    return wanted or max(DEFAULT_BATCHED_TOKENS, max_model_len)
+    return wanted or max(usual, max_model_len)
+
+
+def _worker_class(name: str) -> str | None:
+    return None if name == "auto" else _class_path("--worker-cls", name)
 
 
 def _long_prefill_tokens(values: Values, max_model_len: int) -> int:

@@ -25,6 +25,7 @@ from rayllm.engine.work import Work
 from rayllm.errors import ConfigError, EngineDead, Overloaded, RequestError
 from rayllm.executor.base import Executor, build_executor
 from rayllm.kv.blocks import BlockPool
+from rayllm.kv.prefix import hash_named
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import EngineStats, Load, RequestOutput, RequestTimes
 from rayllm.messages.worker import StepResult
@@ -47,7 +48,7 @@ class Engine:
         self.config = config
         self._executor = executor
         self._pool = pool
-        self._scheduler = scheduler_class(config.scheduler_cls)(limits_of(config), pool)
+        self._scheduler = build_scheduler(config, pool)
         self._admission = Admission(config, executor.logits_processor_names())
         self._metrics = EngineMetrics()
         if config.kv_metrics_sample:
@@ -330,6 +331,17 @@ class Engine:
         self._deliver(outputs, self._load)
 
 
+def build_scheduler(config: EngineConfig, pool: BlockPool) -> Scheduler:
+    """The scheduler of an engine with these KV blocks.
+
+    Raises:
+        ConfigError: its class or its hash needs what is not installed.
+    """
+    if config.scheduler_cls is not None:
+        log.info("scheduler: %s", config.scheduler_cls)
+    return scheduler_class(config.scheduler_cls)(limits_of(config), pool, hash_named(config.prefix_hash))
+
+
 def limits_of(config: EngineConfig) -> Limits:
     """What bounds the steps of an engine."""
     return Limits(
@@ -352,10 +364,7 @@ def scheduler_class(path: str | None) -> type[Scheduler]:
     Raises:
         ConfigError: it cannot be imported, or is no subclass of ours.
     """
-    if path is None:
-        return Scheduler
-    log.info("scheduler: %s", path)
-    return load_class("--scheduler-cls", path, Scheduler)
+    return Scheduler if path is None else load_class("--scheduler-cls", path, Scheduler)
 
 
 def count_blocks(config: EngineConfig, executor: Executor) -> int:

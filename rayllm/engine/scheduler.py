@@ -17,7 +17,7 @@ import msgspec
 
 from rayllm.engine.request import Request, State
 from rayllm.kv.blocks import BlockPool
-from rayllm.kv.prefix import extend_hashes
+from rayllm.kv.prefix import BlockHash, block_hash, extend_hashes
 from rayllm.messages.ingress import FinishReason, RequestOutput
 from rayllm.messages.worker import StartRow, StepPlan, StepResult
 
@@ -90,9 +90,11 @@ class Scheduler:
     they are and blocks accounted for, and starves nobody as long as arrivals move to the end of it.
     """
 
-    def __init__(self, limits: Limits, pool: BlockPool) -> None:
+    def __init__(self, limits: Limits, pool: BlockPool, hashed: BlockHash = block_hash) -> None:
+        """`hashed` names the content of full blocks."""
         self.limits = limits
         self.pool = pool
+        self._hash = hashed
         self.counters = Counters()
         self.running: list[Request] = []  # sorted: the last one is preempted first
         self._queue: list[Request] = []  # a heap; requests that finished while waiting are skipped when met
@@ -351,10 +353,10 @@ class Scheduler:
             return []
         size = self.limits.block_size
         usable = (len(request.tokens) - 1) // size
-        extend_hashes(request.hashes, request.root, request.tokens, size, usable)
+        extend_hashes(request.hashes, request.root, request.tokens, size, usable, self._hash)
         found: list[int] = []
-        for block_hash in request.hashes[:usable]:
-            block = self.pool.find(block_hash)
+        for name in request.hashes[:usable]:
+            block = self.pool.find(name)
             if block is None:
                 break
             found.append(block)
@@ -370,7 +372,7 @@ class Scheduler:
             return
         full = min(request.computed, len(request.tokens)) // self.limits.block_size
         if full > request.published:
-            extend_hashes(request.hashes, request.root, request.tokens, self.limits.block_size, full)
+            extend_hashes(request.hashes, request.root, request.tokens, self.limits.block_size, full, self._hash)
             for index in range(request.published, full):
                 self.pool.publish(request.blocks[index], request.hashes[index])
             request.published = full

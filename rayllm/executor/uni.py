@@ -1,15 +1,30 @@
 """One worker in this process, on a thread of its own."""
 
+import logging
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from rayllm.config.engine import EngineConfig
 from rayllm.messages.worker import StepPlan, StepResult
+from rayllm.plugins import load_class
 from rayllm.worker.worker import Worker
 
+log = logging.getLogger(__name__)
 HAND_OVER_S = 0.0005
 """How long a thread may keep the interpreter that another waits for. At Python's own 5 ms the worker, back from the
 kernels, would wait for the engine, and the engine for whoever delivers."""
+
+
+def worker_class(path: str | None) -> type[Worker]:
+    """The worker that --worker-cls names as `module:Class`, or our own.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no subclass of ours.
+    """
+    if path is None:
+        return Worker
+    log.info("worker: %s", path)
+    return load_class("--worker-cls", path, Worker)
 
 
 class UniExecutor:
@@ -20,7 +35,7 @@ class UniExecutor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-worker")
         try:
             # Built on the thread that will use it: thread counts of products are a thread's own setting.
-            self._worker: Worker | None = self._thread.submit(Worker, config).result()
+            self._worker: Worker | None = self._thread.submit(worker_class(config.worker_cls), config).result()
         except BaseException:
             self._thread.shutdown()
             raise

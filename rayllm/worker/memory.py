@@ -41,9 +41,12 @@ MAX_DEFAULT_KV_BYTES = 2 << 30
 def default_kv_bytes(config: EngineConfig, free: int, block_bytes: int) -> int:
     """Bytes of KV for one engine where none are set: its share of `free`, but no more than is of use.
 
-    That is `MAX_DEFAULT_KV_BYTES` for all engines of the host, or what one request of full length takes.
+    That is `MAX_DEFAULT_KV_BYTES` for all engines of the host, or what one request of full length takes; or all of the
+    share, where the user set that.
     """
     share = int(free * config.memory_share / config.engines_on_host)
+    if config.memory_share_given:
+        return share
     one_request = -(-config.max_model_len // config.block_size) * block_bytes
     return min(share, max(MAX_DEFAULT_KV_BYTES // config.engines_on_host, one_request))
 

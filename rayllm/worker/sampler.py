@@ -40,9 +40,7 @@ class Sampled:
 class Sampler:
     """Chooses the next token of each row, and reports values of tokens as `mode` (--logprobs-mode) says."""
 
-    def __init__(
-        self, processors: Mapping[str, LogitsProcessor], ops: SamplingOps, mode: str = "raw_logprobs"
-    ) -> None:
+    def __init__(self, processors: Mapping[str, LogitsProcessor], ops: SamplingOps, mode: str = "raw_logprobs") -> None:
         self._processors = processors
         self._ops = ops
         self.processed = mode.startswith("processed")

@@ -11,7 +11,7 @@ from rayllm.config.registry import registry
 from rayllm.config.resolve import Resolved, resolve
 from rayllm.config.states import check_states
 from rayllm.engine.admission import Admission
-from rayllm.engine.engine import limits_of, scheduler_class
+from rayllm.engine.engine import build_scheduler
 from rayllm.executor.fake import FakeExecutor
 from rayllm.kv.blocks import BlockPool
 from rayllm.messages.engine import Add
@@ -42,7 +42,7 @@ class Stepper:
         config = config_of(*arguments)
         self.pool = BlockPool(blocks)
         self.executor = FakeExecutor(VOCAB, config.block_size)
-        self.scheduler = scheduler_class(config.scheduler_cls)(limits_of(config), self.pool)
+        self.scheduler = build_scheduler(config, self.pool)
         self._admission = Admission(config, frozenset())
         self.tokens: dict[int, list[int]] = {}
 

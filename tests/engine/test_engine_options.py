@@ -91,6 +91,33 @@ def test_a_known_prefix_is_not_computed_again(bench: Make, flag: str, block: int
     assert bench_.executor.tokens_computed == 50 + 52 - hits + 4
 
 
+@pytest.mark.option("prefix-caching-hash-algo")
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
+def test_every_hash_finds_prefixes(bench: Make, algorithm: str) -> None:
+    bench_ = bench(config_of("--prefix-caching-hash-algo", algorithm))
+    prompt = list(range(1, 60))
+    assert bench_.run(make_add(0, prompt, 3)) == bench_.run(make_add(1, prompt, 3)) == [expected(prompt, 3)]
+    assert bench_.outputs[0, 1][0].cached_tokens == 48
+    bench_.run(make_add(2, prompt, 3, cache_salt="other"))
+    assert bench_.outputs[0, 2][0].cached_tokens == 0
+
+
+@pytest.mark.option("performance-mode")
+def test_modes_differ_in_what_a_step_holds(bench: Make) -> None:
+    limits, tokens = {}, set()
+    for mode in ("interactivity", "balanced", "throughput"):
+        config = config_of("--performance-mode", mode, "--num-gpu-blocks-override", "64")
+        limits[mode] = config.max_num_batched_tokens, config.max_num_seqs
+        bench_ = bench(config)
+        tokens.add(tuple(map(tuple, bench_.run(*(make_add(i, list(range(i + 1, i + 300)), 5) for i in range(8))))))
+        assert bench_.executor.largest_step <= config.max_num_batched_tokens
+        given = config_of("--performance-mode", mode, "--max-num-seqs", "3", "--max-num-batched-tokens", "99")
+        assert (given.max_num_batched_tokens, given.max_num_seqs) == (99, 3)
+    assert limits == {"interactivity": (128, 64), "balanced": (512, 256), "throughput": (2048, 1024)}
+    assert len(tokens) == 1
+    assert config_of().max_num_seqs == 256
+
+
 @pytest.mark.option("async-scheduling")
 @pytest.mark.parametrize("flag", ["--async-scheduling", "--no-async-scheduling"])
 def test_a_step_is_sent_before_the_last_one_was_taken_in(bench: Make, flag: str) -> None:

@@ -1,7 +1,13 @@
 import random
+import sys
+from hashlib import sha256
 
+import pytest
+import xxhash
+
+from rayllm.errors import ConfigError
 from rayllm.kv.blocks import BlockPool, PoolStats
-from rayllm.kv.prefix import block_hash, extend_hashes, root_hash
+from rayllm.kv.prefix import BlockHash, block_hash, extend_hashes, hash_named, root_hash
 
 
 def test_take_prefers_empty_blocks_then_the_oldest_cached() -> None:
@@ -91,3 +97,38 @@ def test_hashes_cover_tokens_parents_and_roots() -> None:
     hashes: list[bytes] = []
     extend_hashes(hashes, a, [1, 2, 3, 4, 5], 2, 2)
     assert hashes == [block_hash(a, [1, 2]), block_hash(block_hash(a, [1, 2]), [3, 4])]
+
+
+ROOT = root_hash("salt")
+CBOR = b"\x82\x58\x20" + ROOT + b"\x83\x01\x18\x18\x19\x03\xe8"  # RFC 8949: [32 bytes, [1, 24, 1000]]
+
+
+@pytest.mark.option("prefix-caching-hash-algo")
+@pytest.mark.parametrize(
+    ("algorithm", "wanted"),
+    [
+        ("sha256", sha256(ROOT + b"\x01\0\0\0\x18\0\0\0\xe8\x03\0\0").digest()),
+        ("sha256_cbor", sha256(CBOR).digest()),
+        ("xxhash", xxhash.xxh3_128_digest(ROOT + b"\x01\0\0\0\x18\0\0\0\xe8\x03\0\0")),
+        ("xxhash_cbor", xxhash.xxh3_128_digest(CBOR)),
+    ],
+)
+def test_hashes_are_the_same_at_every_start_and_in_every_language(algorithm: str, wanted: bytes) -> None:
+    assert hash_named(algorithm)(ROOT, [1, 24, 1000]) == wanted
+
+
+def test_each_algorithm_tells_prefixes_apart() -> None:
+    def names(hashed: BlockHash) -> set[bytes]:
+        return {hashed(parent, tokens) for parent in (ROOT, root_hash()) for tokens in ([1, 2], [2, 1], [1], [258])}
+
+    assert all(len(names(hash_named(a))) == 8 for a in ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"))
+
+
+@pytest.mark.option("prefix-caching-hash-algo")
+@pytest.mark.parametrize(
+    ("algorithm", "package"), [("sha256_cbor", "cbor2"), ("xxhash", "xxhash"), ("xxhash_cbor", "cbor2")]
+)
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, algorithm: str, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=f"--prefix-caching-hash-algo: needs the package {package}"):
+        hash_named(algorithm)

@@ -60,10 +60,10 @@ CACHE = (
     Option(
         name="prefix-caching-hash-algo",
         kind=Kind.ENUM,
-        state=State.PLANNED,
         default="sha256",
         choices=("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
-        help="Hash of prefixes.",
+        help="Hash of prefixes. Those with cbor are the same in every language; xxhash is fast, but who can choose "
+        "prompts may find two that it takes for one.",
     ),
     Option(
         name="calculate-kv-scales",

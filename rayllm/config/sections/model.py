@@ -242,8 +242,10 @@ MODEL = (
     Option(
         name="override-attention-dtype",
         kind=Kind.STR,
-        state=State.PLANNED,
-        help="Type of attention, if it is not that of the model.",
+        check=lambda value: (
+            None if value in ("float32", "float") else f"{value!r} is not what a CPU does: it always sums in float32"
+        ),
+        help="Type that attention computes in. On a CPU scores and sums are float32 whatever the model's type is.",
     ),
     Option(
         name="logits-processors",

@@ -333,7 +333,10 @@ PARALLEL = (
         help="Sum over GPUs with NCCL alone.",
     ),
     Option(
-        name="worker-cls", kind=Kind.STR, state=State.PLANNED, default="auto", help="Class of workers, as module.Class."
+        name="worker-cls",
+        kind=Kind.STR,
+        default="auto",
+        help="Class of workers, as module.Class: a subclass of rayllm.worker.worker.Worker. auto: that class itself.",
     ),
     Option(
         name="worker-extension-cls",

@@ -7,9 +7,15 @@ SCHEDULER = (
         name="max-num-batched-tokens",
         kind=Kind.HUMAN_INT,
         minimum=1,
-        help="Tokens computed in one step, of prompts and outputs together. Unset: 512 on a CPU.",
+        help="Tokens computed in one step, of prompts and outputs together. Unset: 512 on a CPU, or what "
+        "--performance-mode says.",
     ),
-    Option(name="max-num-seqs", kind=Kind.INT, minimum=1, help="Requests that run at once. Unset: 256."),
+    Option(
+        name="max-num-seqs",
+        kind=Kind.INT,
+        minimum=1,
+        help="Requests that run at once. Unset: 256, or what --performance-mode says.",
+    ),
     Option(
         name="max-num-partial-prefills",
         kind=Kind.INT,
