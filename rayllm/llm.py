@@ -148,6 +148,15 @@ class LLM:
         """End it and write its trace."""
         self._engine.profile(False)
 
+    def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of every worker, such as one that `worker_extension_cls` brought; one result a worker.
+
+        Raises:
+            AttributeError: workers have no such method.
+            Exception: what the method raises.
+        """
+        return self._engine.collective_rpc(method, *args, **kwargs)
+
     def shutdown(self) -> None:
         """End the engine and free the model. Idempotent."""
         self._engine.shutdown()

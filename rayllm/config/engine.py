@@ -87,6 +87,8 @@ class EngineConfig:
     """Hash of prefixes: `sha256`, `sha256_cbor`, `xxhash` or `xxhash_cbor`."""
     worker_cls: str | None = None
     """Worker as `module:Class`; None is our own."""
+    worker_extension_cls: str | None = None
+    """Class whose methods workers get too, as `module:Class`."""
     logprobs_mode: str = "raw_logprobs"
     """`raw` or `processed`, `_logprobs` or `_logits`: what is reported beside tokens."""
     stream_interval: int = 1

@@ -118,10 +118,11 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
         long_prefill_tokens=_long_prefill_tokens(values, max_model_len),
         reserve_whole_prompt=values["scheduler-reserve-full-isl"],
         prefix_hash=values["prefix-caching-hash-algo"],
-        worker_cls=_worker_class(values["worker-cls"]),
+        worker_cls=None if values["worker-cls"] == "auto" else _class_path("--worker-cls", values["worker-cls"]),
+        worker_extension_cls=_optional_class("--worker-extension-cls", values["worker-extension-cls"]),
         logprobs_mode=values["logprobs-mode"],
         stream_interval=values["stream-interval"],
-        scheduler_cls=_class_path("--scheduler-cls", values["scheduler-cls"]) if values["scheduler-cls"] else None,
+        scheduler_cls=_optional_class("--scheduler-cls", values["scheduler-cls"]),
     )
 
 
@@ -137,10 +138,6 @@ def _batched_tokens(values: Values, max_model_len: int) -> int:
             f"raise it, lower --max-model-len to {wanted}, or allow chunks",
         )
     return wanted or max(usual, max_model_len)
-
-
-def _worker_class(name: str) -> str | None:
-    return None if name == "auto" else _class_path("--worker-cls", name)
 
 
 def _long_prefill_tokens(values: Values, max_model_len: int) -> int:
@@ -335,3 +332,7 @@ def _class_path(option: str, name: str) -> str:
     if not dot:
         raise ConfigError(option, f"{name!r} names no module", "write module:Class")
     return f"{module}:{cls}"
+
+
+def _optional_class(option: str, name: str | None) -> str | None:
+    return _class_path(option, name) if name else None

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 
@@ -168,6 +169,15 @@ class Engine:
         if self.config.profiler is None:
             raise RequestError("profiles need --profiler-config")
         self._executor.profile(begin)
+
+    def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of every worker, between steps; one result a worker. See --worker-extension-cls.
+
+        Raises:
+            AttributeError: workers have no such method.
+            Exception: what the method raises.
+        """
+        return self._executor.collective_rpc(method, *args, **kwargs)
 
     def check(self) -> None:
         """Assert the invariants of an idle engine: no request, no block held. For tests."""

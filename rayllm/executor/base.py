@@ -1,7 +1,7 @@
 """How a step reaches the workers: one interface, and one place that chooses among its forms."""
 
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 from rayllm.config.engine import EngineConfig
 from rayllm.messages.worker import StepPlan, StepResult
@@ -24,6 +24,15 @@ class Executor(Protocol):
 
     def logits_processor_names(self) -> frozenset[str]:
         """Names under which requests may give arguments to logits processors."""
+        ...
+
+    def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of every worker, after the steps that were submitted; one result a worker.
+
+        Raises:
+            AttributeError: workers have no such method.
+            Exception: what the method raises.
+        """
         ...
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":

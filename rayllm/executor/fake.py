@@ -7,6 +7,7 @@ reused, shared or freed wrongly changes the tokens.
 from collections.abc import Callable
 from concurrent.futures import Future
 from hashlib import blake2b
+from typing import Any
 
 from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.worker import StartRow, StepPlan, StepResult
@@ -58,6 +59,10 @@ class FakeExecutor:
     def logits_processor_names(self) -> frozenset[str]:
         """None are loaded."""
         return frozenset()
+
+    def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """There are no workers."""
+        return []
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         """Carry out a step."""

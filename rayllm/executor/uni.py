@@ -3,8 +3,10 @@
 import logging
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from rayllm.config.engine import EngineConfig
+from rayllm.errors import ConfigError
 from rayllm.messages.worker import StepPlan, StepResult
 from rayllm.plugins import load_class
 from rayllm.worker.worker import Worker
@@ -15,16 +17,26 @@ HAND_OVER_S = 0.0005
 kernels, would wait for the engine, and the engine for whoever delivers."""
 
 
-def worker_class(path: str | None) -> type[Worker]:
-    """The worker that --worker-cls names as `module:Class`, or our own.
+def worker_class(config: EngineConfig) -> type[Worker]:
+    """The worker that --worker-cls names, or our own, with the methods of what --worker-extension-cls names.
 
     Raises:
-        ConfigError: it cannot be imported, or is no subclass of ours.
+        ConfigError: one cannot be imported, the first is no subclass of ours, or both have an attribute.
     """
-    if path is None:
-        return Worker
-    log.info("worker: %s", path)
-    return load_class("--worker-cls", path, Worker)
+    worker: type[Worker] = Worker
+    if config.worker_cls is not None:
+        log.info("worker: %s", config.worker_cls)
+        worker = load_class("--worker-cls", config.worker_cls, Worker)
+    if config.worker_extension_cls is None:
+        return worker
+    log.info("worker extension: %s", config.worker_extension_cls)
+    extension: type = load_class("--worker-extension-cls", config.worker_extension_cls, object)
+    for name in dir(extension):
+        if not name.startswith("__") and hasattr(worker, name):
+            raise ConfigError(
+                "--worker-extension-cls", f"{config.worker_extension_cls} has {name}, which workers have", "rename it"
+            )
+    return type(worker.__name__, (worker, extension), {})
 
 
 class UniExecutor:
@@ -35,7 +47,7 @@ class UniExecutor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-worker")
         try:
             # Built on the thread that will use it: thread counts of products are a thread's own setting.
-            self._worker: Worker | None = self._thread.submit(worker_class(config.worker_cls), config).result()
+            self._worker: Worker | None = self._thread.submit(worker_class(config), config).result()
         except BaseException:
             self._thread.shutdown()
             raise
@@ -60,6 +72,10 @@ class UniExecutor:
     def logits_processor_names(self) -> frozenset[str]:
         """Names of the loaded logits processors."""
         return self._live.logits_processor_names()
+
+    def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of the worker, after the steps that were submitted."""
+        return [self._thread.submit(getattr(self._live, method), *args, **kwargs).result()]
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         """Queue a step for the worker's thread."""

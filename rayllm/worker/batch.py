@@ -92,8 +92,16 @@ class Batch:
     """Owns the rows."""
 
     def __init__(
-        self, *, rows: int, max_tokens: int, block_size: int, vocab_size: int, end_tokens: Sequence[int]
+        self,
+        *,
+        rows: int,
+        max_tokens: int,
+        block_size: int,
+        vocab_size: int,
+        end_tokens: Sequence[int],
+        edits_all: bool = False,
     ) -> None:
+        """`edits_all` says that the logits of every row are changed, whatever its request asks for."""
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._end_tokens = tuple(end_tokens)
@@ -104,7 +112,7 @@ class Batch:
         self._blocks = np.zeros((rows, -(-(max_tokens + 1) // block_size)), np.int32)
         self._num_blocks = np.zeros(rows, np.int32)
         self._state: list[RowState | None] = [None] * rows
-        self._sampling = _SamplingArrays(rows)
+        self._sampling = _SamplingArrays(rows, edits_all)
 
     def apply(self, plan: StepPlan) -> None:
         """Take in what changed since the last step."""
@@ -239,7 +247,8 @@ class Batch:
 class _SamplingArrays:
     """Sampling parameters, an entry for each row of the batch."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, edits_all: bool) -> None:
+        self._edits_all = edits_all
         self.plain = np.zeros(rows, bool)
         self.penalised = np.zeros(rows, bool)
         self.edited = np.zeros(rows, bool)
@@ -261,7 +270,7 @@ class _SamplingArrays:
         p = start.sampling
         self.penalised[row] = p.repetition_penalty != 1.0 or bool(p.frequency_penalty or p.presence_penalty)
         self.edited[row] = (
-            p.allowed_token_ids is not None or bool(p.bad_words_ids) or bool(p.logit_bias) or bool(p.extra_args)
+            self._edits_all or p.allowed_token_ids is not None or bool(p.bad_words_ids or p.logit_bias or p.extra_args)
         )
         self.may_end[row] = start.prompt_length + p.min_tokens
         self.prompt_length[row] = start.prompt_length

@@ -13,7 +13,8 @@ from rayllm.plugins import load_attribute
 class LogitsProcessor(Protocol):
     """What a class given to --logits-processors must offer. It is constructed once, with the model's facts.
 
-    A request uses it by giving arguments under its `name` (`vllm_xargs` over HTTP, `extra_args` in Python).
+    A request uses it by giving arguments under its `name` (`vllm_xargs` over HTTP, `extra_args` in Python). One with an
+    attribute `every` that is true is used by all requests; its argument is None where they give none.
     """
 
     name: str
@@ -40,3 +41,8 @@ def load_processors(names: tuple[str, ...], model: ModelFacts) -> Mapping[str, L
             raise ConfigError("--logits-processors", f"{path} has no name or cannot be called")
         loaded[processor.name] = processor
     return loaded
+
+
+def used_by_all(processors: Mapping[str, LogitsProcessor]) -> dict[str, None]:
+    """The names of those that every request uses, each with the argument of requests that give none."""
+    return {name: None for name, processor in processors.items() if getattr(processor, "every", False)}

@@ -17,7 +17,7 @@ import torch
 from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
 from rayllm.worker.batch import NO_LOGPROBS, RowState, SampleAsk
-from rayllm.worker.processors import LogitsProcessor
+from rayllm.worker.processors import LogitsProcessor, used_by_all
 from rayllm_kernels.sampling import Draws, SamplingOps
 from rayllm_kernels.sampling import _survivors as survivors  # the very choice that draws make
 
@@ -42,6 +42,7 @@ class Sampler:
 
     def __init__(self, processors: Mapping[str, LogitsProcessor], ops: SamplingOps, mode: str = "raw_logprobs") -> None:
         self._processors = processors
+        self._always = used_by_all(processors)
         self._ops = ops
         self.processed = mode.startswith("processed")
         """Whether reported values are those that tokens are drawn from, not the model's own."""
@@ -60,7 +61,7 @@ class Sampler:
         failed = self._process(logits_RV, ask)
         tokens = self._ops.choose(logits_RV, ask.draws).numpy()
         for i, state in ask.edited:
-            if tokens[i] < 0 and i not in failed and _can_empty(state.sampling):
+            if tokens[i] < 0 and i not in failed and (self._always or _can_empty(state.sampling)):
                 failed[i] = "no token may follow: its constraints together forbid every token"
         tokens = np.maximum(tokens, 0)
         sampled = Sampled(tokens.tolist(), failed=failed)
@@ -114,7 +115,7 @@ class Sampler:
             self._ops.penalise(logits_RV, ask.penalties)
         failed = {}
         for i, state in ask.edited:
-            for name, argument in (state.sampling.extra_args or {}).items():
+            for name, argument in ({**self._always, **(state.sampling.extra_args or {})}).items():
                 prompt = state.tokens[: state.prompt_length].tolist()
                 output = state.tokens[state.prompt_length : state.length].tolist()
                 try:

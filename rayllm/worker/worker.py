@@ -15,7 +15,7 @@ from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model, needs_of
 from rayllm.worker.batch import Batch, StepInputs
 from rayllm.worker.memory import available_memory, default_kv_bytes, populate
-from rayllm.worker.processors import load_processors
+from rayllm.worker.processors import load_processors, used_by_all
 from rayllm.worker.profile import Profile
 from rayllm.worker.sampler import Sampled, Sampler
 from rayllm_kernels import choose, explain
@@ -46,6 +46,7 @@ class Worker:
         self._batch = Batch(
             rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
             vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
+            edits_all=bool(used_by_all(self._processors)),
         )  # fmt: skip
         self._sampler = Sampler(self._processors, self._model.sampling, config.logprobs_mode)
         self._caches: list[Any] = []

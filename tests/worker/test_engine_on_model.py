@@ -31,9 +31,9 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelFacts]:
 
 
 class Runner:
-    def __init__(self, facts: ModelFacts, **changes: object) -> None:
+    def __init__(self, facts: ModelFacts, config: EngineConfig | None = None, **changes: object) -> None:
         values = {"max_model_len": 160, "num_blocks": 64, "block_size": 4, "max_num_seqs": 16, "threads": 1} | changes
-        self.engine = Engine.build(EngineConfig(model=facts, dtype="float32", **values))
+        self.engine = Engine.build(config or EngineConfig(model=facts, dtype="float32", **values))
         self.outputs: dict[int, list[RequestOutput]] = {}
         self._changed = threading.Condition()
         self.engine.start(self._deliver)

@@ -341,8 +341,7 @@ PARALLEL = (
     Option(
         name="worker-extension-cls",
         kind=Kind.STR,
-        state=State.PLANNED,
         default="",
-        help="Class whose methods workers have too, for collective_rpc.",
+        help="Class whose methods workers have too, as module.Class; LLM.collective_rpc calls them.",
     ),
 )
