@@ -61,6 +61,11 @@ def test_choices_seeds_and_logprobs(llm: LLM) -> None:
     assert [e and e.token_id for e in first.prompt_logprobs] == [None, *first.prompt_token_ids[1:]]
 
 
+@pytest.mark.option("worker-extension-cls")
+def test_methods_of_workers_can_be_called(llm: LLM) -> None:
+    assert llm.collective_rpc("kv_bytes_per_block") == [llm._engine._executor.kv_bytes_per_block()]
+
+
 def test_bad_words_never_appear(llm: LLM) -> None:
     assert "Paris" in ask(llm).text
     assert "Paris" not in ask(llm, bad_words=("Paris",)).text

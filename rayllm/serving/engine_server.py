@@ -78,6 +78,17 @@ class EngineServer:
         async for piece in self._generating().stream(prompt, sampling):
             yield piece
 
+    async def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Call a method of every worker of this engine, such as one of --worker-extension-cls; one result a worker.
+
+        For handle calls of other applications, as `generate` is.
+
+        Raises:
+            AttributeError: workers have no such method.
+            Exception: what the method raises.
+        """
+        return await asyncio.to_thread(self._engine.collective_rpc, method, *args, **kwargs)
+
     async def check_health(self) -> None:
         """Called by Serve; an exception makes it replace the replica.
 

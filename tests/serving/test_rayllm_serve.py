@@ -69,6 +69,7 @@ def test_streamed_chat_is_the_same(client):
     assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.choices[0].message.content
 
 
+@pytest.mark.option("data-parallel-size")
 def test_requests_spread_over_both_engines(pair, client):
     before = engines(pair)
     streams = [

@@ -250,7 +250,8 @@ MODEL = (
     Option(
         name="logits-processors",
         kind=Kind.LIST,
-        help="Logits processors as fully qualified class names (module:Class).",
+        help="Logits processors as fully qualified class names (module:Class). Requests name those that they use, "
+        "but for classes whose attribute every is true.",
     ),
     Option(
         name="io-processor-plugin",

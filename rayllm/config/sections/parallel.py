@@ -342,6 +342,7 @@ PARALLEL = (
         name="worker-extension-cls",
         kind=Kind.STR,
         default="",
-        help="Class whose methods workers have too, as module.Class; LLM.collective_rpc calls them.",
+        help="Class whose methods workers have too, as module.Class. collective_rpc calls them: of LLM, or of the "
+        "engine deployment's handle.",
     ),
 )
