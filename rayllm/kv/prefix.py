@@ -42,10 +42,10 @@ def hash_named(algorithm: str) -> BlockHash:
         return lambda parent, token_ids: sha256(encode([parent, token_ids], canonical=True)).digest()
     digest = _package("xxhash").xxh3_128_digest
     if algorithm == "xxhash":
-        return lambda parent, token_ids: digest(parent + array("i", token_ids).tobytes())  # type: ignore[no-any-return]
+        return lambda parent, token_ids: digest(parent + array("i", token_ids).tobytes())
     assert algorithm == "xxhash_cbor", algorithm
     encode = _package("cbor2").dumps
-    return lambda parent, token_ids: digest(encode([parent, token_ids], canonical=True))  # type: ignore[no-any-return]
+    return lambda parent, token_ids: digest(encode([parent, token_ids], canonical=True))
 
 
 def extend_hashes(
