@@ -80,9 +80,11 @@ class Engine:
 
         Raises:
             ModelError: the model's files cannot be used.
-            ConfigError: the KV cache cannot hold one request of `max_model_len` tokens, or a class cannot be loaded.
+            ConfigError: the KV cache cannot hold one request of `max_model_len` tokens; a class or package is missing.
         """
-        scheduler_class(config.scheduler_cls)  # refused before the model is loaded
+        # What cannot be had is refused before the model is loaded.
+        scheduler_class(config.scheduler_cls)
+        hash_named(config.prefix_hash)
         executor = build_executor(config)
         try:
             blocks = count_blocks(config, executor)

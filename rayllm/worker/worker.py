@@ -145,6 +145,7 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
         choices = choose(device.type, needs_of(decoder.spec, decoder.place.dtype))
         log.info("operations for %s: %s", device.type, explain(choices))
         return decoder
+    log.info("operations for cpu: compiled kernels, attention among them")
     # The kernels have threads of their own; torch, which does the rest, must not keep others spinning.
     torch.set_num_threads(1)
     return CompiledDecoder(decoder, thread_count(config), config.max_num_batched_tokens)

@@ -65,7 +65,7 @@ def _another(option):
         )
     match option.kind:
         case Kind.BOOL:
-            return not option.default
+            return next(b for b in (True, False) if b not in (option.default, *option.honoured))
         case Kind.ENUM | Kind.INT if option.choices:
             return next((c for c in option.choices if c not in (option.default, *option.honoured, "None")), None)
         case Kind.INT | Kind.HUMAN_INT:

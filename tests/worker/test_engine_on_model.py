@@ -23,6 +23,8 @@ KINDS = {
     "constrained": {"temperature": 0.7, "seed": 7, "logit_bias": {3: 4.0}, "bad_words_ids": ((9,), (3, 4)),
                     "min_tokens": 5},
 }  # fmt: skip
+PIECES = {"max_num_batched_tokens": 16, "max_partial_prefills": 3, "max_long_partial_prefills": 2,
+          "long_prefill_tokens": 20}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +102,23 @@ def alone(facts: dict[str, ModelFacts]) -> dict[str, list[list[int]]]:
         ("llama", {"num_blocks": 41, "max_num_batched_tokens": 16}),
         ("llama", {"num_blocks": 41, "enable_prefix_caching": False}),
         ("llama", {"max_num_seqs": 3}),
+        ("llama", PIECES),
+        ("llama", PIECES | {"num_blocks": 41, "reserve_whole_prompt": False}),
+        ("llama", {"chunked_prefill": False, "max_num_batched_tokens": 160}),
         ("gemma3", {"num_blocks": 41, "max_num_batched_tokens": 16}),
     ],
-    ids=["batched", "sync", "chunked", "preempted", "preempted_uncached", "few_rows", "windows"],
+    ids=[
+        "batched",
+        "sync",
+        "chunked",
+        "preempted",
+        "preempted_uncached",
+        "few_rows",
+        "pieces",
+        "unreserved",
+        "whole",
+        "windows",
+    ],
 )
 def test_same_tokens_in_any_company(
     facts: dict[str, ModelFacts], alone: dict[str, list[list[int]]], model: str, changes: dict[str, object]

@@ -90,7 +90,9 @@ def test_every_backend_gives_the_same_tokens(start: Callable[..., Runner], caplo
     for flags in (
         ("--attention-backend", "auto"), ("--attention-backend", "torch"), ("--override-attention-dtype", "float32"),
     ):  # fmt: skip
+        caplog.clear()
         assert tokens(ask(start(*flags))) == wanted, flags
+        assert "operations for cpu: " in caplog.text
     with pytest.raises(ConfigError, match="--attention-backend: 'FLASH_ATTN' is not supported"):
         config_of("--attention-backend", "FLASH_ATTN")
     with pytest.raises(ConfigError, match="--override-attention-dtype: 'bfloat16' is not what a CPU does"):

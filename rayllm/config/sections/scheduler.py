@@ -75,7 +75,9 @@ SCHEDULER = (
         kind=Kind.BOOL,
         state=State.PLANNED,
         default=None,
-        help="Give layers with a window as much cache as those without.",
+        honoured=(True,),
+        cure="leave it out: layers with a window get as much cache as those without",
+        help="Give layers with a window as much cache as those without. It is always so.",
     ),
     Option(
         name="async-scheduling",
