@@ -37,11 +37,12 @@ def profiles(tmp_path_factory):
 @pytest.fixture(scope="module")
 def resolved(collector, profiles):
     arguments = [
-        smollm2_gguf(), "--served-model-name", "demo", "--max-model-len", "512", "--num-gpu-blocks-override", "40",
+        smollm2_gguf(), "--served-model-name", "demo", "--max-model-len", "128", "--num-gpu-blocks-override", "12",
         "--kv-cache-metrics", "--kv-cache-metrics-sample", "1", "--enable-mfu-metrics",
         "--show-hidden-metrics-for-version", "0.1",
         "--otlp-traces-endpoint", collector.url, "--collect-detailed-traces", "all",
         "--profiler-config.profiler", "torch", "--profiler-config.torch_profiler_dir", profiles,
+        "--profiler-config.torch_profiler_with_stack", "false",
     ]  # fmt: skip
     return load(parse_arguments(list(map(str, arguments)), registry()))
 
@@ -86,9 +87,9 @@ async def metrics(client):
 
 @pytest.mark.option("kv-cache-metrics", "kv-cache-metrics-sample")
 async def test_blocks_of_repeated_prompts_are_measured(client):
-    for turn in range(3):
-        for start in range(3):
-            await complete(client, list(range(1000 * start + 100, 1000 * start + 400)), 2 + turn)
+    for start in range(100, 700, 200):
+        for turn in range(2):
+            await complete(client, list(range(start, start + 90)), 1 + turn)
     found = await metrics(client)
     for name in ("lifetime", "idle_before_evict", "reuse_gap"):
         assert found[f"vllm:kv_block_{name}_seconds_count"] > 0
