@@ -9,7 +9,7 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help install model serve test test-fast test-slow lint clean
+.PHONY: help install model serve test test-fast test-slow lint proto clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ test-slow: install model  ## Everything, the longest included
 lint: install  ## ruff, and mypy --strict on the rooms without torch
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+proto: install  ## Generate Python from rayllm/grpc/rayllm.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. rayllm/grpc/rayllm.proto
 
 clean:  ## Remove what was built, but not the model
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

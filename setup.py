@@ -6,5 +6,5 @@ kernels = ["rayllm_kernels", *(f"rayllm_kernels.{name}" for name in find_package
 setup(
     packages=[*find_packages(include=["rayllm", "rayllm.*"]), *kernels],
     package_dir={"rayllm": "rayllm", "rayllm_kernels": "kernels"},
-    package_data={"rayllm": ["py.typed"], "rayllm_kernels": ["*.cpp", "*.h", "*/*.cpp", "*/*.h"]},
+    package_data={"rayllm": ["py.typed", "grpc/rayllm.proto"], "rayllm_kernels": ["*.cpp", "*.h", "*/*.cpp", "*/*.h"]},
 )

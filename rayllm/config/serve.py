@@ -95,6 +95,8 @@ class TlsSettings:
 class HttpSettings:
     """How `rayllm serve` listens. Not used under `serve run`, where Serve's proxy listens."""
 
+    grpc: bool = False
+    """gRPC in place of HTTP."""
     host: str | None = None
     port: int = 8000
     uds: str | None = None
