@@ -1,6 +1,7 @@
 """Starts the real server for a test, on a free port, and ends all of it."""
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -8,7 +9,7 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,13 @@ class Served:
         return total
 
 
+def answers_http(url: str, trust: ssl.SSLContext | None = None) -> bool:
+    """Whether a server answers by HTTP that it is healthy."""
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health", timeout=5, verify=trust or True).status_code == 200
+    return False
+
+
 @contextlib.contextmanager
 def served(
     model: Path | str,
@@ -57,10 +65,11 @@ def served(
     folder: Path,
     env: dict[str, str] | None = None,
     trust: ssl.SSLContext | None = None,
+    healthy: Callable[[str], bool] | None = None,
 ) -> Iterator[Served]:
     """`rayllm serve MODEL flags`, healthy; ended by SIGTERM, after which no process of it may be left.
 
-    `trust` is for flags that ask for HTTPS.
+    `trust` is for flags that ask for HTTPS; `healthy` asks the server, given its URL, by something else than HTTP.
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}" if trust is None else f"https://127.0.0.1:{port}"
@@ -71,7 +80,7 @@ def served(
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
     family: list[int] = []
     try:
-        wait_healthy(url, process, log, trust)
+        wait_healthy(url, process, log, healthy or functools.partial(answers_http, trust=trust))
         server = Served(url, process, log, time.monotonic() - began)
         yield server
         family = server.family()
@@ -87,14 +96,15 @@ def served(
         process.wait()
 
 
-def wait_healthy(url: str, process: subprocess.Popen[bytes], log: Path, trust: ssl.SSLContext | None = None) -> None:
+def wait_healthy(
+    url: str, process: subprocess.Popen[bytes], log: Path, healthy: Callable[[str], bool] = answers_http
+) -> None:
     """Wait for a healthy answer."""
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         assert process.poll() is None, f"the server ended:\n{log.read_text(errors='replace')[-4000:]}"
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5, verify=trust or True).status_code == 200:
-                return
+        if healthy(url):
+            return
         time.sleep(0.2)
     raise AssertionError(f"not healthy in {START_S} s:\n{log.read_text(errors='replace')[-4000:]}")
 

@@ -15,7 +15,7 @@ from rayllm.config.observability import (
     shown_metrics,
     trace_settings,
 )
-from rayllm.config.registry import Values
+from rayllm.config.registry import Values, registry
 from rayllm.config.serve import FrontendSettings, HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import ConfigError
 
@@ -35,6 +35,32 @@ AUTO_MARGIN = 0.8
 """What --max-model-len auto counts on of the memory free now: Ray and the service come up before the engine."""
 CPU_MEMORY_SHARE = 0.4
 """Share of a host's free memory that goes to KV at the default --gpu-memory-utilization; other values scale it."""
+
+
+HTTP_ONLY = (
+    "enable-server-load-tracking",
+    "enable-tokenizer-info-endpoint",
+    "uvicorn-log-level",
+    "disable-uvicorn-access-log",
+    "disable-access-log-for-endpoints",
+    "allow-credentials",
+    "allowed-origins",
+    "allowed-methods",
+    "allowed-headers",
+    "ssl-keyfile",
+    "ssl-certfile",
+    "ssl-ca-certs",
+    "enable-ssl-refresh",
+    "ssl-cert-reqs",
+    "ssl-ciphers",
+    "root-path",
+    "middleware",
+    "disable-fastapi-docs",
+    "h11-max-incomplete-event-size",
+    "h11-max-header-count",
+    "enable-offline-docs",
+)
+"""Options that a gRPC server cannot honour, or does not yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +229,11 @@ def _resolve_serve(
         traces=trace_settings(values),
         profiling=engine.profiler is not None,
     )
+    if values["grpc"]:
+        _check_grpc(values)
     logs_as_told = files.log_config is not None and "uvicorn-log-level" not in values.given
     http = HttpSettings(
+        grpc=values["grpc"],
         host=values["host"],
         port=values["port"],
         uds=values["uds"],
@@ -269,6 +298,14 @@ def _tls(values: Values) -> TlsSettings | None:
         ciphers=values["ssl-ciphers"],
         refresh=values["enable-ssl-refresh"],
     )
+
+
+def _check_grpc(values: Values) -> None:
+    for name in HTTP_ONLY:
+        if name in values.given and values[name] != registry()[name].default:
+            raise ConfigError(f"--{name}", "is for HTTP, which --grpc replaces", "leave out one of them")
+    if values["uds"] is not None and (values["api-server-count"] or values["data-parallel-size"]) > 1:
+        raise ConfigError("--uds", "gRPC servers cannot share a socket", "set --api-server-count 1, or leave it out")
 
 
 def _dtype(wanted: str, facts: ModelFacts) -> str:

@@ -1,4 +1,4 @@
-"""More HTTP processes beside the first, on the same socket: each joins the cluster and serves until told to stop."""
+"""More server processes beside the first, on the same port: each joins the cluster and serves until told to stop."""
 
 import asyncio
 import logging
@@ -45,8 +45,8 @@ async def _serve(plan: ApiProcess, listener: socket.socket) -> int:
     import ray
 
     from rayllm.serving.application import Runtime, build_frontend
-    from rayllm.serving.http_server import HttpServer
-    from rayllm.serving.launch import attach, catch_signals, end_http
+    from rayllm.serving.launch import attach, catch_signals, end_server
+    from rayllm.serving.server import make_server
 
     stop = asyncio.Event()
     catch_signals(stop, [signal.SIGTERM])
@@ -62,11 +62,11 @@ async def _serve(plan: ApiProcess, listener: socket.socket) -> int:
     app, service = build_frontend(frontend, f"http-{os.getpid()}-{plan.number}", runtime.limits)
     attach(service, plan.settings, log_stats=False)
     await service.wait_healthy()
-    http = HttpServer(app, plan.settings.http, listener)
-    http.start()
-    log.info("HTTP server %d is up", plan.number)
+    server = make_server(app, service, plan.settings, listener)
+    server.start()
+    log.info("server %d is up", plan.number)
     await stop.wait()
-    await end_http(http, service, plan.settings.http)
+    await end_server(server, service, plan.settings.http)
     return 0
 
 
@@ -98,5 +98,5 @@ class ApiProcesses:
             self._processes[plan.number] = process
             await asyncio.to_thread(process.join)
             if not self._stopping:
-                log.error("HTTP server %d ended (%s); starting another", plan.number, process.exitcode)
+                log.error("server %d ended (%s); starting another", plan.number, process.exitcode)
                 await asyncio.sleep(RESTART_S)

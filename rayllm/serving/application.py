@@ -39,6 +39,7 @@ STOP_S = 10.0
 HEALTH_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
 SERVE_ONLY = (
+    "grpc",
     "host",
     "port",
     "uds",

@@ -22,9 +22,9 @@ from rayllm.config.resolve import Resolved
 from rayllm.config.serve import HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import RayLLMError
 from rayllm.model.precheck import check_model
-from rayllm.serving.http_server import HttpServer, bind, url_of
 from rayllm.serving.processes import descendants, end
 from rayllm.serving.ray_cluster import Cluster
+from rayllm.serving.server import Server, listen, make_server, place_of
 from rayllm.serving.tls import make_context
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
     """Serve until SIGINT or SIGTERM; the exit status of the process.
 
     Raises:
-        ConfigError: the place to listen at is taken, the files for HTTPS or the middleware cannot be used, or the Ray
-            cluster cannot be joined.
+        ConfigError: the place to listen at is taken, the files for TLS or the middleware cannot be used, gRPC is not
+            installed, or the Ray cluster cannot be joined.
         ModelError: the model is of no known family, or damaged.
         RayLLMError: an engine could not start.
     """
@@ -56,7 +56,10 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
         make_context(resolved.serve.http.tls)
     for path in resolved.serve.frontend.middleware:
         import_middleware(path)
-    listener = bind(resolved.serve.http)
+    if resolved.serve.http.grpc:
+        # gRPC would stop its threads for each process that Ray starts, all of which run other programs.
+        variables.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    listener = listen(resolved.serve.http)
     address = variables.get("RAY_ADDRESS") or None
     cluster = Cluster(address, variables)
     launch = _Launch(resolved, environment, cluster, listener, began)
@@ -85,11 +88,11 @@ def catch_signals(stop: asyncio.Event, numbers: Sequence[int] = (signal.SIGINT, 
         asyncio.get_running_loop().add_signal_handler(number, caught)
 
 
-async def end_http(http: HttpServer, service: "ServiceImpl", settings: HttpSettings) -> None:
-    """End an HTTP server: what runs may finish within the shutdown timeout, or is cut at once where that is 0."""
+async def end_server(server: Server, service: "ServiceImpl", settings: HttpSettings) -> None:
+    """End a server: what runs may finish within the shutdown timeout, or is cut at once where that is 0."""
     if settings.shutdown_timeout_s == 0:
         await service.close()
-    await http.stop()
+    await server.stop()
     await service.close()
 
 
@@ -145,8 +148,8 @@ class _Launch:
         runtime = Runtime.of(self._environment, self._settings.log_config)
         deployed = asyncio.wrap_future(self._cluster.submit(functools.partial(self._deploy, runtime)), loop=loop)
         app, service = build_frontend(self._settings.frontend, f"http-{os.getpid()}-0", runtime.limits)
-        http = HttpServer(app, self._settings.http, self._listener)
-        http.start()
+        server = make_server(app, service, self._settings, self._listener)
+        server.start()
         stopping = asyncio.create_task(stop.wait())
         try:
             serving = asyncio.create_task(self._serve(deployed, service, runtime, stop))
@@ -164,7 +167,7 @@ class _Launch:
             return 0
         finally:
             stopping.cancel()
-            await self._end(http, service)
+            await self._end(server, service)
 
     def _deploy(self, runtime: Any) -> None:
         """In Ray's thread."""
@@ -219,8 +222,8 @@ class _Launch:
         ]
         self._processes = ApiProcesses(plans, self._listener)
 
-    async def _end(self, http: HttpServer, service: "ServiceImpl") -> None:
-        ends = [end_http(http, service, self._settings.http)]
+    async def _end(self, server: Server, service: "ServiceImpl") -> None:
+        ends = [end_server(server, service, self._settings.http)]
         if self._processes is not None:
             ends.append(self._processes.stop(self._settings.http.shutdown_timeout_s + STOP_S))
         await asyncio.gather(*ends)
@@ -230,20 +233,22 @@ class _Launch:
         await asyncio.to_thread(end, family, GRACE_S)
 
     def _announce(self) -> None:
-        tls, name = self._settings.http.tls, self._settings.frontend.served_model_names[0]
-        url = url_of(self._listener, "http" if tls is None else "https")
-        command = _curl(url, name, bool(self._settings.frontend.api_keys), tls)
-        print(f"\n{name} is served at {url} after {self._elapsed():.1f} s. Try:\n\n{command}\n", flush=True)
+        http, name = self._settings.http, self._settings.frontend.served_model_names[0]
+        place, needs_key = place_of(http, self._listener), bool(self._settings.frontend.api_keys)
+        command = _grpcurl(place, name, needs_key) if http.grpc else _curl(place, name, needs_key, http.tls)
+        print(f"\n{name} is served at {place} after {self._elapsed():.1f} s. Try:\n\n{command}\n", flush=True)
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._began
 
 
+# Greedy: many models (any GGUF file) name no temperature of their own, and at 1 a small one rambles.
+_QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
 def _curl(url: str, model: str, needs_key: bool, tls: TlsSettings | None) -> str:
     """A command to paste into a shell."""
-    # Greedy: many models (any GGUF file) name no temperature of their own, and at 1 a small one rambles.
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    body = {"model": model, "messages": question, "temperature": 0}
+    body = {"model": model, "messages": _QUESTION, "temperature": 0}
     place = f"{url}/v1/chat/completions"
     if url.startswith("unix:"):
         place = f"--unix-socket {url[5:]} {'https' if tls else 'http'}://localhost/v1/chat/completions"
@@ -252,3 +257,10 @@ def _curl(url: str, model: str, needs_key: bool, tls: TlsSettings | None) -> str
         place = f"--insecure {'--cert YOUR_CERT --key YOUR_KEY ' if tls.cert_reqs == 2 else ''}{place}"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if needs_key else ""
     return f"curl {place} -H 'Content-Type: application/json'{key} \\\n  -d '{json.dumps(body)}'"
+
+
+def _grpcurl(address: str, model: str, needs_key: bool) -> str:
+    """The same for a gRPC server, which tells grpcurl of its messages."""
+    body = {"model": model, "messages": _QUESTION, "parameters": {"temperature": 0}}
+    key = " -H 'authorization: Bearer YOUR_KEY'" if needs_key else ""
+    return f"grpcurl -plaintext{key} \\\n  -d '{json.dumps(body)}' {address} rayllm.v1.LLM/Chat"

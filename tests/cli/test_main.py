@@ -75,6 +75,15 @@ def test_a_port_in_use_is_found_before_anything_slow(capsys):
     assert f"--port: cannot listen on 127.0.0.1:{port}" in err
 
 
+@pytest.mark.smollm2
+@pytest.mark.option("grpc")
+def test_without_the_packages_of_grpc_their_extra_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "grpc_health", None)
+    status, _, err = run(capsys, "serve", str(smollm2_gguf()), "--grpc", "--host", "127.0.0.1", "--port", "0")
+    assert status == 1
+    assert "--grpc: the package grpc_health is not installed; pip install 'rayllm[grpc]'" in err
+
+
 def test_checking_options_loads_neither_ray_nor_torch():
     script = (
         "import sys; from rayllm.cli.main import main; main(['serve', '/no/such'], {}); "

@@ -10,7 +10,7 @@ from rayllm.config.hardware import Hardware, probe_hardware
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
-from rayllm.config.resolve import kv_bytes_per_token, resolve
+from rayllm.config.resolve import HTTP_ONLY, kv_bytes_per_token, resolve
 from rayllm.errors import ConfigError
 
 FACTS = ModelFacts(
@@ -139,3 +139,18 @@ def test_the_machine_has_something():
     machine = probe_hardware()
     assert machine.cpus >= 1
     assert machine.memory > 2**20
+
+
+@pytest.mark.option("grpc")
+def test_grpc_takes_no_options_of_http():
+    http = resolved("--grpc", "-dp", "2", "--uvicorn-log-level", "info").serve.http
+    assert (http.grpc, http.servers) == (True, 2)
+    assert not resolved().serve.http.grpc
+    for arguments in (["--allowed-origins", '["x"]'], ["--root-path", "/x"], ["--disable-uvicorn-access-log"]):
+        with pytest.raises(ConfigError, match=f"{arguments[0]}: is for HTTP, which --grpc replaces"):
+            resolved("--grpc", *arguments)
+    for name in HTTP_ONLY:
+        assert registry()[name].flag == f"--{name}"
+    assert resolved("--grpc", "--uds", "/x").serve.http.uds == "/x"
+    with pytest.raises(ConfigError, match=r"--uds.*--api-server-count 1"):
+        resolved("--grpc", "--uds", "/x", "-dp", "2")

@@ -1,7 +1,6 @@
 """Listening, health, reflection, and ending: what runs may finish, or is cut, as the shutdown timeout says."""
 
 import asyncio
-import sys
 
 import grpc
 import httpx
@@ -16,7 +15,7 @@ from rayllm.api.fake import Script
 from rayllm.config.serve import HttpSettings
 from rayllm.errors import ConfigError
 from rayllm.grpc.server import GrpcServer, reserve
-from rayllm.serving.server import listen, place_of
+from rayllm.serving.server import place_of
 
 from .conftest import completion_request, until
 
@@ -136,9 +135,3 @@ class TestEnding:
         with pytest.raises(grpc.aio.AioRpcError):
             await call
         assert served.service.streams[0].aborted == "abort"
-
-
-def test_without_the_packages_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "grpc_health", None)
-    with pytest.raises(ConfigError, match=r"--grpc: the package grpc_health .*'rayllm\[grpc\]'"):
-        listen(on_loopback())

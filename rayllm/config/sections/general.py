@@ -28,10 +28,9 @@ GENERAL = (
     Option(
         name="grpc",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
         negatable=False,
-        help="Serve gRPC in place of HTTP; needs the extra grpc.",
+        help="Serve gRPC (rayllm/grpc/rayllm.proto) in place of HTTP; needs the extra grpc.",
     ),
     Option(
         name="disable-log-stats",
