@@ -47,11 +47,6 @@ HTTP_ONLY = (
     "allowed-origins",
     "allowed-methods",
     "allowed-headers",
-    "ssl-keyfile",
-    "ssl-certfile",
-    "ssl-ca-certs",
-    "enable-ssl-refresh",
-    "ssl-cert-reqs",
     "ssl-ciphers",
     "root-path",
     "middleware",
@@ -60,7 +55,7 @@ HTTP_ONLY = (
     "h11-max-header-count",
     "enable-offline-docs",
 )
-"""Options that a gRPC server cannot honour, or does not yet."""
+"""Options that a gRPC server cannot honour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +299,8 @@ def _check_grpc(values: Values) -> None:
     for name in HTTP_ONLY:
         if name in values.given and values[name] != registry()[name].default:
             raise ConfigError(f"--{name}", "is for HTTP, which --grpc replaces", "leave out one of them")
+    if values["ssl-cert-reqs"] == 1:
+        raise ConfigError("--ssl-cert-reqs", "gRPC servers check all clients or none", "give 0 or 2")
     if values["uds"] is not None and (values["api-server-count"] or values["data-parallel-size"]) > 1:
         raise ConfigError("--uds", "gRPC servers cannot share a socket", "set --api-server-count 1, or leave it out")
 

@@ -14,6 +14,7 @@ from rayllm.config.serve import HttpSettings
 from rayllm.grpc.rayllm_pb2 import DESCRIPTOR
 from rayllm.grpc.rayllm_pb2_grpc import add_LLMServicer_to_server
 from rayllm.grpc.servicer import Servicer
+from rayllm.grpc.tls import credentials
 from rayllm.serving.http_server import CUT_S, bind
 
 SERVICE = DESCRIPTOR.services_by_name["LLM"].full_name
@@ -56,7 +57,10 @@ class GrpcServer:
         add_LLMServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        self._server.add_insecure_port(_address(http, held))
+        if http.tls is None:
+            self._server.add_insecure_port(_address(http, held))
+        else:
+            self._server.add_secure_port(_address(http, held), credentials(http.tls))
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

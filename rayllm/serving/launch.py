@@ -235,7 +235,7 @@ class _Launch:
     def _announce(self) -> None:
         http, name = self._settings.http, self._settings.frontend.served_model_names[0]
         place, needs_key = place_of(http, self._listener), bool(self._settings.frontend.api_keys)
-        command = _grpcurl(place, name, needs_key) if http.grpc else _curl(place, name, needs_key, http.tls)
+        command = _grpcurl(place, name, needs_key, http.tls) if http.grpc else _curl(place, name, needs_key, http.tls)
         print(f"\n{name} is served at {place} after {self._elapsed():.1f} s. Try:\n\n{command}\n", flush=True)
 
     def _elapsed(self) -> float:
@@ -259,8 +259,9 @@ def _curl(url: str, model: str, needs_key: bool, tls: TlsSettings | None) -> str
     return f"curl {place} -H 'Content-Type: application/json'{key} \\\n  -d '{json.dumps(body)}'"
 
 
-def _grpcurl(address: str, model: str, needs_key: bool) -> str:
+def _grpcurl(address: str, model: str, needs_key: bool, tls: TlsSettings | None) -> str:
     """The same for a gRPC server, which tells grpcurl of its messages."""
     body = {"model": model, "messages": _QUESTION, "parameters": {"temperature": 0}}
     key = " -H 'authorization: Bearer YOUR_KEY'" if needs_key else ""
-    return f"grpcurl -plaintext{key} \\\n  -d '{json.dumps(body)}' {address} rayllm.v1.LLM/Chat"
+    how = "-plaintext" if tls is None else "-insecure" + (" -cert YOUR_CERT -key YOUR_KEY" if tls.cert_reqs else "")
+    return f"grpcurl {how}{key} \\\n  -d '{json.dumps(body)}' {address} rayllm.v1.LLM/Chat"

@@ -149,6 +149,8 @@ def test_grpc_takes_no_options_of_http():
     for arguments in (["--allowed-origins", '["x"]'], ["--root-path", "/x"], ["--disable-uvicorn-access-log"]):
         with pytest.raises(ConfigError, match=f"{arguments[0]}: is for HTTP, which --grpc replaces"):
             resolved("--grpc", *arguments)
+    with pytest.raises(ConfigError, match="--ssl-cert-reqs: gRPC servers check all clients or none; give 0 or 2"):
+        resolved("--grpc", "--ssl-certfile", "/c", "--ssl-ca-certs", "/a", "--ssl-cert-reqs", "1")
     for name in HTTP_ONLY:
         assert registry()[name].flag == f"--{name}"
     assert resolved("--grpc", "--uds", "/x").serve.http.uds == "/x"
