@@ -44,18 +44,23 @@ class Exchange:
         self._status = 0
         self._headers: dict[bytes, bytes] = {}
 
-    async def json(self) -> Json:
-        """The answer's JSON; an error ends the RPC."""
+    async def body(self) -> bytes:
+        """The whole answer; an error ends the RPC."""
         parts: list[bytes] = []
 
         async def keep(data: bytes) -> None:
             parts.append(data)
 
         await self._run(keep)
-        body: Json = msgspec.json.decode(b"".join(parts))
+        body = b"".join(parts)
         if self._status != 200:
-            await self._abort(body["error"])
+            await self._abort(msgspec.json.decode(body)["error"])
         return body
+
+    async def json(self) -> Json:
+        """The JSON of the whole answer; an error ends the RPC."""
+        answer: Json = msgspec.json.decode(await self.body())
+        return answer
 
     async def events(self, take: Callable[[Json], Awaitable[None]]) -> None:
         """Pass on the events of a stream as they come; an error ends the RPC. Waits while `take` does."""

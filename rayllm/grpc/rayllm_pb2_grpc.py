@@ -69,6 +69,21 @@ class LLMStub:
                 request_serializer=rayllm_dot_grpc_dot_rayllm__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=rayllm_dot_grpc_dot_rayllm__pb2.ListModelsAnswer.FromString,
                 _registered_method=True)
+        self.GetMetrics = channel.unary_unary(
+                '/rayllm.v1.LLM/GetMetrics',
+                request_serializer=rayllm_dot_grpc_dot_rayllm__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=rayllm_dot_grpc_dot_rayllm__pb2.GetMetricsAnswer.FromString,
+                _registered_method=True)
+        self.StartProfile = channel.unary_unary(
+                '/rayllm.v1.LLM/StartProfile',
+                request_serializer=rayllm_dot_grpc_dot_rayllm__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=rayllm_dot_grpc_dot_rayllm__pb2.ProfileAnswer.FromString,
+                _registered_method=True)
+        self.StopProfile = channel.unary_unary(
+                '/rayllm.v1.LLM/StopProfile',
+                request_serializer=rayllm_dot_grpc_dot_rayllm__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=rayllm_dot_grpc_dot_rayllm__pb2.ProfileAnswer.FromString,
+                _registered_method=True)
 
 
 class LLMServicer:
@@ -120,6 +135,26 @@ class LLMServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMetrics(self, request, context):
+        """The metrics of the whole service.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartProfile(self, request, context):
+        """Begin and end a profile of the engines; only where the server runs with --profiler-config.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopProfile(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LLMServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -157,6 +192,21 @@ def add_LLMServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=rayllm_dot_grpc_dot_rayllm__pb2.ListModelsRequest.FromString,
                     response_serializer=rayllm_dot_grpc_dot_rayllm__pb2.ListModelsAnswer.SerializeToString,
+            ),
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=rayllm_dot_grpc_dot_rayllm__pb2.GetMetricsRequest.FromString,
+                    response_serializer=rayllm_dot_grpc_dot_rayllm__pb2.GetMetricsAnswer.SerializeToString,
+            ),
+            'StartProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartProfile,
+                    request_deserializer=rayllm_dot_grpc_dot_rayllm__pb2.ProfileRequest.FromString,
+                    response_serializer=rayllm_dot_grpc_dot_rayllm__pb2.ProfileAnswer.SerializeToString,
+            ),
+            'StopProfile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopProfile,
+                    request_deserializer=rayllm_dot_grpc_dot_rayllm__pb2.ProfileRequest.FromString,
+                    response_serializer=rayllm_dot_grpc_dot_rayllm__pb2.ProfileAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -348,6 +398,87 @@ class LLM:
             '/rayllm.v1.LLM/ListModels',
             rayllm_dot_grpc_dot_rayllm__pb2.ListModelsRequest.SerializeToString,
             rayllm_dot_grpc_dot_rayllm__pb2.ListModelsAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rayllm.v1.LLM/GetMetrics',
+            rayllm_dot_grpc_dot_rayllm__pb2.GetMetricsRequest.SerializeToString,
+            rayllm_dot_grpc_dot_rayllm__pb2.GetMetricsAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rayllm.v1.LLM/StartProfile',
+            rayllm_dot_grpc_dot_rayllm__pb2.ProfileRequest.SerializeToString,
+            rayllm_dot_grpc_dot_rayllm__pb2.ProfileAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopProfile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rayllm.v1.LLM/StopProfile',
+            rayllm_dot_grpc_dot_rayllm__pb2.ProfileRequest.SerializeToString,
+            rayllm_dot_grpc_dot_rayllm__pb2.ProfileAnswer.FromString,
             options,
             channel_credentials,
             insecure,

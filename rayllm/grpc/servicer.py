@@ -69,6 +69,23 @@ class Servicer(LLMServicer):
         with self._counted():
             return models_answer(await Exchange(self._app, context, "GET", "/v1/models").json())
 
+    async def GetMetrics(self, request: pb.GetMetricsRequest, context: Context) -> pb.GetMetricsAnswer:
+        """The metrics of the whole service."""
+        with self._counted():
+            return pb.GetMetricsAnswer(text=(await Exchange(self._app, context, "GET", "/metrics").body()).decode())
+
+    async def StartProfile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileAnswer:
+        """Begin a profile of the engines."""
+        with self._counted():
+            await Exchange(self._app, context, "POST", "/start_profile").body()
+            return pb.ProfileAnswer()
+
+    async def StopProfile(self, request: pb.ProfileRequest, context: Context) -> pb.ProfileAnswer:
+        """End it, and have its trace written."""
+        with self._counted():
+            await Exchange(self._app, context, "POST", "/stop_profile").body()
+            return pb.ProfileAnswer()
+
     async def _post(self, context: Context, path: str, convert: Callable[[R], Json], request: R) -> Json:
         with self._counted():
             fields = await _converted(context, convert, request)

@@ -97,6 +97,15 @@ class TestAnswers:
         assert [model.id for model in models] == [MODEL, "alias"]
         assert models[0].max_model_len == tokenized.max_model_len
 
+    async def test_metrics_and_profiles(self, served, make_served):
+        await served.complete()
+        assert (await served.stub.GetMetrics(pb.GetMetricsRequest())).text == "fake_requests_total 1\n"
+        await refused(served.stub.StartProfile(pb.ProfileRequest()), StatusCode.NOT_FOUND)
+        profiled = await make_served(profiling=True)
+        await profiled.stub.StartProfile(pb.ProfileRequest())
+        await profiled.stub.StopProfile(pb.ProfileRequest())
+        assert profiled.service.profiles == [True, False]
+
 
 async def test_every_parameter_arrives_as_over_http(make_served):
     """Each value reaches the engine, and as the same field of an HTTP request does."""
