@@ -1,4 +1,4 @@
-"""`rayllm serve`: HTTP in this process, everything else on Ray. Starts, watches and ends it all."""
+"""`rayllm serve`: HTTP or gRPC in this process, everything else on Ray. Starts, watches and ends it all."""
 
 import asyncio
 import contextlib
