@@ -81,9 +81,12 @@ class LLM:
         self.config = resolved.engine
         self._defaults = frontend.generation_defaults
         self._limits = Limits(
-            vocab_size=frontend.vocab_size, max_model_len=frontend.max_model_len, max_logprobs=frontend.max_logprobs
+            vocab_size=frontend.vocab_size,
+            max_model_len=frontend.max_model_len,
+            max_logprobs=frontend.max_logprobs,
+            takes_stops=not frontend.tokens_only,
         )
-        self._renderer = Renderer(Tokenizer.load(frontend.tokenizer_path), frontend.chat_template)
+        self._renderer = Renderer.load(frontend)
         self._engine = Engine.build(self.config)
         self._ids = itertools.count()
         self._seeds = random.Random(frontend.seed)
@@ -229,7 +232,7 @@ class LLM:
             )
             for index in range(sampling.n)
         )  # fmt: skip
-        return [_Choice(add, self.tokenizer, self._abort) for add in adds]
+        return [_Choice(add, self._renderer.speller, self._abort) for add in adds]
 
     def _deliver(self, outputs: Outputs, load: Load) -> None:
         with self._changed:

@@ -8,7 +8,6 @@ import msgspec
 
 from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Piece
-from rayllm.api.errors import reply_to
 
 Json = dict[str, Any]
 encode = msgspec.json.encode
@@ -84,7 +83,7 @@ async def _stream(call: Call, choices: Sequence[Choice], writer: Writer) -> None
         tail = writer.closing()
     except Exception as e:
         # The status is out, so the error goes into the stream, and no choice gets a finish reason.
-        tail = b"data: " + encode(reply_to(e).body()) + b"\n\n"
+        tail = b"data: " + encode(call.reply_to(e).body()) + b"\n\n"
     await call.send_events(tail + DONE, last=True)
 
 

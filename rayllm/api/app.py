@@ -14,7 +14,7 @@ from rayllm import __version__
 from rayllm.api.call import Call, Endpoint
 from rayllm.api.chat import Chat
 from rayllm.api.completions import Completions
-from rayllm.api.describe import openapi_document
+from rayllm.api.describe import TOKENIZER_INFO, openapi_document
 from rayllm.api.docs import offline_docs
 from rayllm.api.errors import reply_to_status
 from rayllm.api.front import Front
@@ -32,7 +32,7 @@ Handler = Callable[[Call], Awaitable[None]]
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The description of our routes, which FastAPI cannot derive: they read requests themselves."""
-        return openapi_document()
+        return openapi_document(any(getattr(route, "path", None) == TOKENIZER_INFO for route in self.routes))
 
 
 def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) -> FastAPI:
@@ -46,7 +46,7 @@ def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) 
     front = Front(service, settings, renderer)
     app = _app(settings.docs)
     for method, path, handler in _routes(front):
-        app.router.routes.append(Route(path, Endpoint(handler), methods=[method]))
+        app.router.routes.append(Route(path, Endpoint(handler, settings.log_error_stack), methods=[method]))
     app.add_exception_handler(HTTPException, _refuse)
     if settings.api_keys:
         app.add_middleware(RequireKey, keys=settings.api_keys)
@@ -95,6 +95,7 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
         ("GET", "/load", info.load),
         ("GET", "/metrics", info.metrics),
         *(profiling if front.settings.profiling else ()),
+        *([("GET", TOKENIZER_INFO, info.tokenizer)] if front.settings.tokenizer_info else []),
     ]
 
 

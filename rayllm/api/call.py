@@ -43,12 +43,13 @@ class NotJson(RequestError):
 class Call:
     """One HTTP request. Answer it by `json` or by `start_events` and `send_events`."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, log_stack: bool = False) -> None:
         self.scope, self._receive, self._send = scope, receive, send
         self.started = False
         """Whether the status line is out, after which an error cannot have a status of its own."""
         self.id = new_id(self.header("x-request-id"))
         """Unlike any other, whatever the client sends as X-Request-Id."""
+        self._log_stack = log_stack
 
     def header(self, name: str) -> str | None:
         """A header's value."""
@@ -113,6 +114,10 @@ class Call:
         await self._send({"type": "http.response.start", "status": status, "headers": headers_out})
         await self._send({"type": "http.response.body", "body": body})
 
+    def reply_to(self, error: Exception) -> ErrorReply:
+        """What the client is told about an exception; it is logged."""
+        return reply_to(error, self._log_stack)
+
     async def error(self, error: ErrorReply) -> None:
         """Answer with an error."""
         await self.json(error.body(), error.status, error.headers)
@@ -134,12 +139,13 @@ class Call:
 class Endpoint:
     """An ASGI application that answers each request by one coroutine function, and maps what it raises."""
 
-    def __init__(self, handler: Callable[[Call], Awaitable[None]]) -> None:
-        self._handler = handler
+    def __init__(self, handler: Callable[[Call], Awaitable[None]], log_stack: bool = False) -> None:
+        """`log_stack` puts the stacks of errors into the log."""
+        self._handler, self._log_stack = handler, log_stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        call = Call(scope, receive, send)
+        call = Call(scope, receive, send, self._log_stack)
         try:
             await self._handler(call)
         except ClientLeft:
@@ -147,7 +153,7 @@ class Endpoint:
         except Exception as e:
             if call.started:
                 raise
-            await call.error(reply_to(e))
+            await call.error(call.reply_to(e))
 
 
 def new_id(wanted: str | None) -> str:

@@ -40,8 +40,8 @@ class Chat:
         params = front.sampling.params(request, self._alternatives(request), wanted)
         ids = await render(front, request, bool(request.add_special_tokens))
         ids = front.sampling.truncated(ids, request)
-        room = output_room(len(ids), wanted, front.limits, front.settings.generation_defaults.get("max_tokens"))
-        role = "assistant" if request.add_generation_prompt is not False else last_role(request)
+        room = output_room(len(ids), wanted, front.limits)
+        role = front.settings.response_role if request.add_generation_prompt is not False else last_role(request)
         if request.continue_final_message:
             role = last_role(request)
         echo = Echo(last_text(request)) if request.echo and last_role(request) == role else None
@@ -70,12 +70,13 @@ class ChatWriter:
     ) -> None:
         self._request, self._role, self._prompt_ids, self._usage = request, role, prompt_ids, usage
         self._logprobs = LogprobsWriter(
-            front.renderer.tokenizer, request.return_tokens_as_token_ids or front.settings.tokens_as_token_ids
+            front.renderer.speller, request.return_tokens_as_token_ids or front.settings.tokens_as_token_ids
         )
         self._base = {"id": id_, "created": int(time.time()), "model": model}
         self._head = b"data: " + encode({**self._base, "object": "chat.completion.chunk"})[:-1] + b',"choices":['
+        self._token_ids = request.return_token_ids or front.settings.tokens_only
         options = request.stream_options
-        self._final_usage = bool(options and options.include_usage)
+        self._final_usage = front.settings.force_usage or bool(options and options.include_usage)
         self._every_usage = bool(options and options.continuous_usage_stats)
         self._tail = b'],"usage":null}\n\n' if self._final_usage else b"]}\n\n"
 
@@ -86,14 +87,14 @@ class ChatWriter:
             delta = {"role": self._role, "content": ""}
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             end = self._end()
-            if self._request.return_token_ids and index == 0:
+            if self._token_ids and index == 0:
                 end = b'],"prompt_token_ids":' + encode(self._prompt_ids) + end.removeprefix(b"]")
             chunks.append(self._head + encode(choice) + end)
         return b"".join(chunks)
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
         """One chunk."""
-        if piece.finish_reason is None and not piece.logprobs and not self._request.return_token_ids:
+        if piece.finish_reason is None and not piece.logprobs and not self._token_ids:
             if not piece.text:
                 return b""
             body = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (
@@ -125,7 +126,7 @@ class ChatWriter:
         }
         if self._request.prompt_logprobs is not None:
             out["prompt_logprobs"] = self._logprobs.prompt(pieces[0].prompt_logprobs or [])
-        if self._request.return_token_ids:
+        if self._token_ids:
             out["prompt_token_ids"] = self._prompt_ids
         return out
 
@@ -136,7 +137,7 @@ class ChatWriter:
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
         }
-        if self._request.return_token_ids:
+        if self._token_ids:
             rest["token_ids"] = piece.token_ids
         return rest
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from rayllm.api.request_log import OutputLog
 from rayllm.api.service import Stream
 from rayllm.errors import GenerationFailed
 from rayllm.messages.ingress import RequestOutput, TokenLogprobs
@@ -152,9 +153,16 @@ class Choice:
     """One choice of a request: its stream, and the text that becomes of it."""
 
     def __init__(
-        self, index: int, stream: Stream, sampling: SamplingParams, tokenizer: Tokenizer, echo: Echo | None = None
+        self,
+        index: int,
+        stream: Stream,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        echo: Echo | None = None,
+        log: OutputLog | None = None,
     ) -> None:
         self.index = index
+        self._log = log
         self._stream = stream
         self._text = ChoiceText(stream.abort, sampling, tokenizer, echo)
 
@@ -182,6 +190,8 @@ class Choice:
         """
         async for output in self._stream:
             piece = self._text.take(output)
+            if self._log is not None:
+                self._log.piece(piece)
             yield piece
             if piece.finish_reason is not None:
                 return
@@ -191,3 +201,5 @@ class Choice:
         """Stop the engine if it has not stopped; to be called in every case."""
         if self._text.finish_reason is None:
             self._stream.abort()
+        if self._log is not None:
+            self._log.end(self._text.finish_reason)

@@ -59,8 +59,7 @@ class Completions:
         if not ids:
             raise RequestError("the prompt has no tokens; this model has no start token to put before it", "prompt")
         kept = front.sampling.truncated(ids, request)
-        default = front.settings.generation_defaults.get("max_tokens", _DEFAULT_MAX_TOKENS)
-        room = output_room(len(kept), request.max_tokens, front.limits, min(default, _DEFAULT_MAX_TOKENS))
+        room = output_room(len(kept), request.max_tokens, front.limits, _DEFAULT_MAX_TOKENS)
         echo = self._echo(request, prompt if kept is ids else kept, kept) if request.echo else None
         return Prompt(kept, room, echo)
 
@@ -80,12 +79,13 @@ class CompletionWriter:
     ) -> None:
         self._request, self._prompts, self._usage = request, prompts, usage
         self._logprobs = LogprobsWriter(
-            front.renderer.tokenizer, request.return_tokens_as_token_ids or front.settings.tokens_as_token_ids
+            front.renderer.speller, request.return_tokens_as_token_ids or front.settings.tokens_as_token_ids
         )
         self._base = {"id": id_, "object": "text_completion", "created": int(time.time()), "model": model}
         self._head = b"data: " + encode(self._base)[:-1] + b',"choices":['
+        self._token_ids = request.return_token_ids or front.settings.tokens_only
         options = request.stream_options
-        self._final_usage = bool(options and options.include_usage)
+        self._final_usage = front.settings.force_usage or bool(options and options.include_usage)
         self._every_usage = bool(options and options.continuous_usage_stats)
         self._tail = b'],"usage":null}\n\n' if self._final_usage else b"]}\n\n"
         self._per_prompt = request.n or 1
@@ -98,7 +98,7 @@ class CompletionWriter:
     def event(self, choice: Choice, piece: Piece) -> bytes:
         """One chunk."""
         first = choice.index not in self._opened
-        plain = piece.finish_reason is None and not piece.logprobs and not self._request.return_token_ids
+        plain = piece.finish_reason is None and not piece.logprobs and not self._token_ids
         if plain and not piece.text:
             return b""
         self._opened.add(choice.index)
@@ -136,7 +136,7 @@ class CompletionWriter:
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
         }
-        if self._request.return_token_ids:
+        if self._token_ids:
             out["token_ids"] = piece.token_ids
             out["prompt_token_ids"] = self._prompts[index // self._per_prompt].token_ids if first else None
         return out

@@ -8,6 +8,9 @@ from pydantic.json_schema import models_json_schema
 from rayllm import __version__
 from rayllm.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
+TOKENIZER_INFO = "/tokenizer_info"
+"""Served only where an option asks for it."""
+
 _BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
     "/v1/completions": (CompletionRequest, "Go on with a text"),
@@ -26,13 +29,18 @@ _GETS = {
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
-def openapi_document() -> dict[str, Any]:
-    """The document. Requests are described by their schemas, answers by the API that they follow."""
+def openapi_document(tokenizer_info: bool = False) -> dict[str, Any]:
+    """The document. Requests are described by their schemas, answers by the API that they follow.
+
+    `tokenizer_info` says that there is `/tokenizer_info`.
+    """
     kinds = [kind for kind, _ in _BODIES.values()]
     _, schemas = models_json_schema(
         [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
     )
     paths: dict[str, Any] = {path: {"get": _operation(summary)} for path, summary in _GETS.items()}
+    if tokenizer_info:
+        paths[TOKENIZER_INFO] = {"get": _operation("The tokenizer's settings and the chat template")}
     paths["/v1/models/{model}"]["get"]["parameters"] = [_MODEL]
     for path, (kind, summary) in _BODIES.items():
         schema = {"$ref": f"#/components/schemas/{kind.__name__}"}

@@ -29,8 +29,20 @@ class ErrorReply:
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def reply_to(error: BaseException) -> ErrorReply:
-    """What a client is told about an exception. Unforeseen ones are logged, and nothing of them is shown."""
+def reply_to(error: BaseException, log_stack: bool = False) -> ErrorReply:
+    """What a client is told about an exception, which is logged in a line, or with its stack.
+
+    Of unforeseen ones nothing is shown, and their stack is logged always.
+    """
+    reply = _foreseen(error)
+    if reply is None:
+        logger.error("a request failed", exc_info=error)
+        return ErrorReply(500, "internal error; the server's log has the details")
+    logger.info("answered with %d: %r", reply.status, reply.message, exc_info=error if log_stack else None)
+    return reply
+
+
+def _foreseen(error: BaseException) -> ErrorReply | None:
     if isinstance(error, RequestError):
         return ErrorReply(error.status, error.message, error.param, error.code)
     if isinstance(error, Overloaded):
@@ -42,8 +54,7 @@ def reply_to(error: BaseException) -> ErrorReply:
         return ErrorReply(503, "no engine can serve this request now; try again later", headers={"Retry-After": "5"})
     if isinstance(error, GenerationFailed):
         return ErrorReply(500, str(error))
-    logger.error("a request failed", exc_info=error)
-    return ErrorReply(500, "internal error; the server's log has the details")
+    return None
 
 
 def reply_to_status(status: int, detail: str | None = None) -> ErrorReply:

@@ -132,7 +132,11 @@ class FakeService:
         """As set."""
         return self.unhealthy
 
-    def load(self) -> int:
+    async def load(self) -> int:
+        """See `running`."""
+        return self.running()
+
+    def running(self) -> int:
         """Streams that have not ended, as far as the script knows."""
         return sum(stream.aborted is None for stream in self.streams)
 

@@ -10,6 +10,7 @@ import msgspec
 
 from rayllm.api.call import Call, new_id
 from rayllm.api.choice import Choice, Echo
+from rayllm.api.request_log import RequestLog
 from rayllm.api.sampling import Sampling, cache_salt
 from rayllm.api.service import Service
 from rayllm.api.wire import SamplingFields, Wire
@@ -47,33 +48,33 @@ class Front:
             vocab_size=settings.vocab_size,
             max_model_len=settings.max_model_len,
             max_logprobs=settings.max_logprobs,
+            max_tokens=settings.max_tokens,
+            takes_stops=not settings.tokens_only,
         )
         self.sampling = Sampling(settings, self.limits, renderer, random.Random(settings.seed))
         self._check_defaults()
+        self._log = None if settings.request_log is None else RequestLog(settings.request_log, renderer)
         self.created = int(time.time())
         """When the models came up, in Unix seconds."""
 
     def _check_defaults(self) -> None:
         """Refuse defaults that every request would then be refused for."""
-        defaults = self.settings.generation_defaults
         try:
-            self.sampling.params(SamplingFields(), None, defaults.get("max_tokens"))
+            self.sampling.params(SamplingFields(), None, self.settings.max_tokens)
         except RequestError as e:
             cure = "set a sound value in --override-generation-config"
             raise ConfigError("--generation-config", f"a default is out of range: {e.message}", cure) from None
 
     def check_model(self, request: Wire) -> str:
-        """The name by which the answer calls the model.
+        """The name by which the answer calls the model: the first, whichever the request gives.
 
         Raises:
             ModelNotFound: the request names another model.
         """
         names = self.settings.served_model_names
-        if request.model is None:
-            return names[0]
-        if request.model not in names:
+        if request.model is not None and request.model not in names:
             raise model_not_found(request.model, names)
-        return request.model
+        return names[0]
 
     def name_call(self, call: Call, request: SamplingFields) -> str:
         """The id of a request, shown to clients and in logs; the request may wish for a part of it."""
@@ -89,6 +90,8 @@ class Front:
         Raises:
             RequestError, Overloaded: it was not admitted.
         """
+        if request.echo and self.settings.tokens_only:
+            raise RequestError("echo needs text, and this server gives token ids only", "echo")
         if len(prompts) * params.n > _MOST_CHOICES:
             raise RequestError(f"the request asks for more than {_MOST_CHOICES} choices; send several", "n")
         room = min(prompt.max_tokens for prompt in prompts)
@@ -111,12 +114,15 @@ class Front:
             for prompt in prompts
             for i in range(params.n)
         ]
+        if self._log is not None:
+            self._log.request(external_id, adds, params.n)
         streams = await self.service.submit(adds)
-        tokenizer = self.renderer.tokenizer
-        return [
-            Choice(i, stream, add.sampling, tokenizer, prompts[i // params.n].echo)
-            for i, (stream, add) in enumerate(zip(streams, adds, strict=True))
-        ]
+        choices = []
+        for i, (stream, add) in enumerate(zip(streams, adds, strict=True)):
+            output_log = self._log.output(external_id, i, bool(request.stream)) if self._log is not None else None
+            echo = prompts[i // params.n].echo
+            choices.append(Choice(i, stream, add.sampling, self.renderer.speller, echo, output_log))
+        return choices
 
 
 class Usage:

@@ -41,8 +41,12 @@ class Info:
         await call.json({"version": __version__})
 
     async def load(self, call: Call) -> None:
-        """Requests of all engines that run or wait."""
-        await call.json({"server_load": self._front.service.load()})
+        """Requests of all engines that run or wait, whichever HTTP process took them; 0 where none are counted."""
+        await call.json({"server_load": await self._front.service.load() if self._front.settings.load_tracking else 0})
+
+    async def tokenizer(self, call: Call) -> None:
+        """The tokenizer's settings and the chat template."""
+        await call.json(self._front.renderer.describe())
 
     async def metrics(self, call: Call) -> None:
         """Metrics of the whole service, in Prometheus' text format."""

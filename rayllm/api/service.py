@@ -61,8 +61,8 @@ class Service(Protocol):
         """None while at least one engine serves, else why not."""
         ...
 
-    def load(self) -> int:
-        """Requests of all engines that run or wait."""
+    async def load(self) -> int:
+        """Requests of all engines that run or wait at this moment."""
         ...
 
     async def metrics(self) -> bytes:

@@ -20,6 +20,8 @@ class Tokens:
         front = self._front
         request = parse_request(TokenizeRequest, await call.body(front.settings.max_body_bytes))
         front.check_model(request)
+        if request.return_token_strs and front.settings.tokens_only:
+            raise RequestError("this server makes no text of tokens; leave return_token_strs out", "return_token_strs")
         ids = await call.while_connected(self._ids(request))
         strings = [front.renderer.tokenizer.token_text(i) for i in ids] if request.return_token_strs else None
         limit = front.limits.max_model_len

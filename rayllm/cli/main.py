@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
 
-from rayllm.config.environment import Environment
+from rayllm.config.environment import Environment, check_names
 from rayllm.config.help import completion, describe, options_table, render_help
 from rayllm.config.load import load
 from rayllm.config.parser import parse_arguments
@@ -61,9 +61,10 @@ def _serve(arguments: Sequence[str], variables: MutableMapping[str, str]) -> int
         environment = Environment.read(variables)
         configure_logging(LogSettings(level=environment.logging_level))
         values = parse_arguments(arguments, registry())
+        unknown = check_names(variables, values["fail-on-environ-validation"])
         resolved = load(values, environment.api_key)
         configure_logging(LogSettings(level=environment.logging_level, config=resolved.serve.log_config))
-        for note in resolved.notes:
+        for note in (*unknown, *resolved.notes):
             log.warning(note)
         for line in resolved.plan:
             log.info(line)

@@ -2,7 +2,8 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
 
 from rayllm.errors import ConfigError
 
@@ -27,21 +28,39 @@ class Environment:
         """Take the settings out of the environment's variables.
 
         Raises:
-            ConfigError: a variable has a bad value, or begins with `RLLM_` and is none of ours.
+            ConfigError: a variable has a bad value.
         """
-        known = {PREFIX + f.name.upper(): f for f in fields(cls)}
+        known = _known()
         values: dict[str, str | float] = {}
         for name, text in variables.items():
-            if not name.startswith(PREFIX):
-                continue
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                raise ConfigError(name, "is no variable of rayllm", f"did you mean {near[0]}?" if near else "unset it")
-            values[known[name].name] = _seconds(name, text) if name.endswith("_S") else text
+            if name in known:
+                values[known[name].name] = _seconds(name, text) if name.endswith("_S") else text
         settings = cls(**values)  # type: ignore[arg-type]
         if settings.logging_level.upper() not in LEVELS:
             raise ConfigError("RLLM_LOGGING_LEVEL", f"{settings.logging_level!r} is not one of {', '.join(LEVELS)}")
         return settings
+
+
+def check_names(variables: Mapping[str, str], fail: bool) -> tuple[str, ...]:
+    """Warnings about variables that begin with `RLLM_` and are none of ours.
+
+    Raises:
+        ConfigError: there is one, and `fail` is set.
+    """
+    known = _known()
+    warnings = []
+    for name in sorted(variables):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            error = ConfigError(name, "is no variable of rayllm", f"did you mean {near[0]}?" if near else "unset it")
+            if fail:
+                raise error
+            warnings.append(f"{error} (ignored)")
+    return tuple(warnings)
+
+
+def _known() -> "dict[str, Field[Any]]":
+    return {PREFIX + f.name.upper(): f for f in fields(Environment)}
 
 
 def _seconds(name: str, text: str) -> float:

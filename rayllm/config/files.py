@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayllm.config.model_facts import ModelFacts
+from rayllm.config.model_facts import ModelFacts, generation_defaults
 from rayllm.config.registry import Values
 from rayllm.errors import ConfigError
 from rayllm.kv.prefix import hash_named
@@ -20,7 +20,7 @@ class Files:
 
     chat_template: str | None = None
     generation_config: Mapping[str, Any] | None = None
-    """None: the model's own is to be used."""
+    """Sampling parameters under our names. None: the model's own are to be used."""
     weight_bytes: int = 0
     """Size of the weights on disk."""
     log_config: Mapping[str, Any] | None = None
@@ -31,6 +31,7 @@ def read_files(values: Values, facts: ModelFacts) -> Files:
 
     Raises:
         ConfigError: a file or a package is missing, or holds something else.
+        ModelError: a value in the generation config is out of range.
     """
     _check_tokenizer(values["tokenizer"])
     hash_named(values["prefix-caching-hash-algo"])
@@ -67,7 +68,8 @@ def _generation_config(given: str) -> Mapping[str, Any] | None:
         return None
     if given == "vllm":
         return {}
-    return _json_object("--generation-config", Path(given) / "generation_config.json")
+    path = Path(given) / "generation_config.json"
+    return generation_defaults(_json_object("--generation-config", path), path)
 
 
 def _log_config(given: str | None) -> Mapping[str, Any] | None:

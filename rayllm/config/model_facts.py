@@ -92,7 +92,7 @@ def _read_folder(folder: Path) -> ModelFacts:
         dtype=_folder_dtype(folder, config, file),
         eos_token_ids=tuple(dict.fromkeys(ends)),
         bos_token_id=begins[0] if begins else None,
-        generation_defaults=_generation_defaults(generation, generation_file),
+        generation_defaults=generation_defaults(generation, generation_file),
     )
 
 
@@ -125,7 +125,7 @@ def _read_gguf(gguf: GgufFile) -> ModelFacts:
         dtype=_gguf_dtype(gguf),
         eos_token_ids=tuple(dict.fromkeys(ends)),
         bos_token_id=begins[0] if begins else None,
-        generation_defaults=_generation_defaults(sampling, file),
+        generation_defaults=generation_defaults(sampling, file),
     )
 
 
@@ -167,8 +167,12 @@ _DEFAULTS_RANGES: Mapping[str, tuple[str, type, float, float]] = {
 _NEVER_ZERO = ("top_p", "repetition_penalty")
 
 
-def _generation_defaults(generation: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Sampling parameters that a generation config sets, under our names. Those that set nothing are left out."""
+def generation_defaults(generation: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Sampling parameters that a generation config sets, under our names. Those that set nothing are left out.
+
+    Raises:
+        ModelError: one is out of range; names `file`.
+    """
     found: dict[str, Any] = {}
     for name, (ours, kind, least, most) in _DEFAULTS_RANGES.items():
         value = generation.get(name)

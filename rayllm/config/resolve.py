@@ -1,6 +1,6 @@
 """From option values, the model's facts and the machine to the frozen settings of engines and service. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from rayllm.config.observability import (
     trace_settings,
 )
 from rayllm.config.registry import Values, registry
-from rayllm.config.serve import FrontendSettings, HttpSettings, ServeSettings, TlsSettings
+from rayllm.config.serve import FrontendSettings, HttpSettings, RequestLogSettings, ServeSettings, TlsSettings
 from rayllm.errors import ConfigError
 
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
@@ -35,6 +35,33 @@ AUTO_MARGIN = 0.8
 """What --max-model-len auto counts on of the memory free now: Ray and the service come up before the engine."""
 CPU_MEMORY_SHARE = 0.4
 """Share of a host's free memory that goes to KV at the default --gpu-memory-utilization; other values scale it."""
+NEED_TOKENIZER = (
+    "tokenizer",
+    "chat-template",
+    "chat-template-content-format",
+    "trust-request-chat-template",
+    "default-chat-template-kwargs",
+    "enable-tokenizer-info-endpoint",
+)
+SAMPLING_DEFAULTS = frozenset(
+    {
+        "frequency_penalty",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "max_tokens",
+        "min_p",
+        "min_tokens",
+        "presence_penalty",
+        "repetition_penalty",
+        "skip_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "temperature",
+        "top_k",
+        "top_p",
+    }
+)
+"""What --override-generation-config may hold, beside `max_new_tokens`, the generation config's name of `max_tokens`."""
 
 
 HTTP_ONLY = (
@@ -183,6 +210,7 @@ def _long_prefill_tokens(values: Values, max_model_len: int) -> int:
 
 def _notes(values: Values) -> Iterator[str]:
     yield from observability_notes(values)
+    yield from _without_effect(values)
     if values["long-prefill-token-threshold"] and values["max-num-partial-prefills"] == 1:
         yield (
             "--long-prefill-token-threshold has no effect: only one prompt at a time is computed in pieces; "
@@ -196,16 +224,22 @@ def _resolve_serve(
     names = tuple(values["served-model-name"] or (values["model"],))
     if not all(names):
         raise ConfigError("--served-model-name", "holds an empty name", "give a name, or leave it out")
+    _check_tokenizer_options(values)
+    tokens_only = values["tokens-only"] or values["skip-tokenizer-init"]
     frontend = FrontendSettings(
         model_path=facts.path,
         served_model_names=names,
-        tokenizer_path=values["tokenizer"] or facts.path,
+        tokenizer_path=None if values["skip-tokenizer-init"] else values["tokenizer"] or facts.path,
         max_model_len=engine.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         generation_defaults=_generation_defaults(values, facts, files),
         chat_template=files.chat_template,
+        chat_template_kwargs=values["default-chat-template-kwargs"] or {},
+        content_format=values["chat-template-content-format"],
+        response_role=values["response-role"],
         max_logprobs=values["max-logprobs"],
+        force_usage=values["enable-force-include-usage"],
         prompt_tokens_details=values["enable-prompt-tokens-details"],
         api_keys=(*(values["api-key"] or ()), *((api_key,) if api_key else ())),
         allowed_origins=tuple(values["allowed-origins"]),
@@ -218,7 +252,13 @@ def _resolve_serve(
         seed=values["seed"],
         trust_request_chat_template=values["trust-request-chat-template"],
         request_id_headers=values["enable-request-id-headers"],
-        tokens_as_token_ids=values["return-tokens-as-token-ids"],
+        tokens_as_token_ids=values["return-tokens-as-token-ids"] or tokens_only,
+        tokens_only=tokens_only,
+        render_workers=values["renderer-num-workers"],
+        request_log=_request_log(values),
+        log_error_stack=values["log-error-stack"],
+        load_tracking=values["enable-server-load-tracking"],
+        tokenizer_info=values["enable-tokenizer-info-endpoint"],
         priority_scheduling=engine.scheduling_policy == "priority",
         shown_metrics=shown_metrics(values),
         traces=trace_settings(values),
@@ -247,6 +287,7 @@ def _resolve_serve(
         http=http,
         engines=values["data-parallel-size"],
         log_stats=not values["disable-log-stats"],
+        aggregate_stats=values["aggregate-engine-logging"],
         log_config=files.log_config,
     )
 
@@ -305,6 +346,38 @@ def _check_grpc(values: Values) -> None:
         raise ConfigError("--uds", "gRPC servers cannot share a socket", "set --api-server-count 1, or leave it out")
 
 
+def _check_tokenizer_options(values: Values) -> None:
+    if not values["skip-tokenizer-init"]:
+        return
+    for name in NEED_TOKENIZER:
+        if values[name] not in (None, False, "auto"):
+            raise ConfigError(f"--{name}", "needs a tokenizer, and --skip-tokenizer-init loads none", "leave one out")
+
+
+def _request_log(values: Values) -> RequestLogSettings | None:
+    if not values["enable-log-requests"]:
+        if values["enable-log-outputs"]:
+            raise ConfigError("--enable-log-outputs", "needs --enable-log-requests", "give both")
+        return None
+    return RequestLogSettings(
+        outputs=values["enable-log-outputs"],
+        deltas=values["enable-log-deltas"],
+        max_prompt_length=values["max-log-len"],
+    )
+
+
+def _without_effect(values: Values) -> Iterator[str]:
+    """Notes about options that the others leave nothing to do."""
+    for option, without in (
+        ("max-log-len", "enable-log-requests"),
+        ("enable-log-deltas", "enable-log-outputs"),
+    ):
+        if option in values.given and not values[without]:
+            yield f"--{option} has no effect without --{without}"
+    if values["aggregate-engine-logging"] and values["disable-log-stats"]:
+        yield "--aggregate-engine-logging has no effect with --disable-log-stats"
+
+
 def _dtype(wanted: str, facts: ModelFacts) -> str:
     if wanted != "auto":
         return DTYPE_NAMES.get(wanted, wanted)
@@ -351,11 +424,15 @@ def kv_bytes_per_token(facts: ModelFacts, dtype: str) -> int:
 
 
 def _generation_defaults(values: Values, facts: ModelFacts, files: Files) -> dict[str, Any]:
-    if values["generation-config"] == "auto":
-        base: Mapping[str, Any] = facts.generation_defaults
-    else:
-        base = files.generation_config or {}
-    return {**base, **values["override-generation-config"]}
+    """Sampling parameters of requests that do not set them. A `max_tokens` among them is a limit of all requests."""
+    override = dict(values["override-generation-config"])
+    if "max_new_tokens" in override:
+        override["max_tokens"] = override.pop("max_new_tokens")
+    if unknown := override.keys() - SAMPLING_DEFAULTS:
+        known = ", ".join(sorted(SAMPLING_DEFAULTS))
+        raise ConfigError("--override-generation-config", f"{min(unknown)!r} has no default here", f"it takes {known}")
+    base = facts.generation_defaults if files.generation_config is None else files.generation_config
+    return {**base, **override}
 
 
 def _class_path(option: str, name: str) -> str:

@@ -20,13 +20,25 @@ class TraceSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLogSettings:
+    """What is logged of each request, beside its id and parameters."""
+
+    outputs: bool = False
+    deltas: bool = True
+    """With `outputs`, each piece of a stream too."""
+    max_prompt_length: int | None = None
+    """Most characters, and most token ids, of a prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrontendSettings:
     """What turns requests into tokens and tokens into answers; the same in every ingress process."""
 
     model_path: str
     served_model_names: tuple[str, ...]
     """At least one; the first stands in responses and metric labels."""
-    tokenizer_path: str
+    tokenizer_path: str | None
+    """None: no tokenizer, so that prompts are token ids. Goes with `tokens_only`."""
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -34,9 +46,16 @@ class FrontendSettings:
     """Sampling parameters of requests that do not set them, under the names of the API."""
     chat_template: str | None = None
     """The template itself, in place of the tokenizer's own."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the template for requests that do not set them."""
+    content_format: str = "auto"
+    """What templates get as contents: `string`, `openai` (lists of parts), or `auto`, as they seem to expect."""
+    response_role: str = "assistant"
     max_logprobs: int = 20
     """-1: no limit."""
     prompt_tokens_details: bool = False
+    force_usage: bool = False
+    """Whether streams tell the usage at their end, asked for or not."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ("*",)
     allowed_methods: tuple[str, ...] = ("*",)
@@ -57,6 +76,17 @@ class FrontendSettings:
     """Whether responses carry X-Request-Id."""
     tokens_as_token_ids: bool = False
     """Logprobs name tokens as `token_id:5`, in every response."""
+    tokens_only: bool = False
+    """Whether answers hold token ids and no text."""
+    render_workers: int = 1
+    """Threads that render prompts, in each process."""
+    request_log: RequestLogSettings | None = None
+    """None: requests are not logged."""
+    log_error_stack: bool = False
+    load_tracking: bool = False
+    """Whether `/load` counts."""
+    tokenizer_info: bool = False
+    """Whether there is `/tokenizer_info`."""
     priority_scheduling: bool = False
     """Whether engines heed `priority`; where not, a priority other than 0 is refused."""
     shown_metrics: Mapping[str, str] = field(default_factory=dict)
@@ -65,6 +95,11 @@ class FrontendSettings:
     """None: no request is traced."""
     profiling: bool = False
     """Whether engines can be profiled, by `/start_profile` and `/stop_profile`."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Most output tokens of any request: a default of `max_tokens` is a limit too."""
+        return self.generation_defaults.get("max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,5 +157,7 @@ class ServeSettings:
     http: HttpSettings
     engines: int = 1
     log_stats: bool = True
+    aggregate_stats: bool = False
+    """One line for all engines, not one for each."""
     log_config: Mapping[str, Any] | None = None
     """What `--log-config-file` holds."""

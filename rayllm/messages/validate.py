@@ -24,6 +24,10 @@ class Limits:
     """Tokens of prompt and output together."""
     max_logprobs: int = 20
     """Alternatives to a token; -1: as many as the vocabulary has."""
+    max_tokens: int | None = None
+    """Tokens of any output; requests for more are cut to it."""
+    takes_stops: bool = True
+    """Whether there is text in which stop strings can be looked for."""
     max_n: int = 128
     max_stops: int = 64
     max_stop_length: int = 4096
@@ -79,12 +83,15 @@ def output_room(prompt_length: int, wanted: int | None, limits: Limits, default:
     """The most tokens that an output may have.
 
     `wanted` is the request's own `max_tokens`. Without one it is `default`, cut to the room that the prompt leaves,
-    or all of that room.
+    or all of that room. `limits.max_tokens` cuts them all.
 
     Raises:
         ContextTooLong: the prompt, or the prompt and the output wanted, exceed the context.
     """
     room = limits.max_model_len - prompt_length
+    most = room if limits.max_tokens is None else min(room, limits.max_tokens)
+    if wanted is not None and limits.max_tokens is not None:
+        wanted = min(wanted, limits.max_tokens)
     least = 1 if wanted is None else wanted
     if least > room or room < 0:
         asked = f"{prompt_length} tokens in the prompt and {least} for the output"
@@ -95,7 +102,7 @@ def output_room(prompt_length: int, wanted: int | None, limits: Limits, default:
         )
     if wanted is not None:
         return wanted
-    return room if default is None else min(default, room)
+    return most if default is None else min(default, most)
 
 
 def _check_shape(params: SamplingParams) -> None:
@@ -142,6 +149,8 @@ def _check_tokens(params: SamplingParams, limits: Limits) -> None:
 
 
 def _check_stops(params: SamplingParams, limits: Limits) -> None:
+    if params.stop and not limits.takes_stops:
+        raise RequestError("stop needs text, and this server gives token ids only; use stop_token_ids", "stop")
     for name, texts, most in (
         ("stop", params.stop, limits.max_stops),
         ("bad_words", params.bad_words, limits.max_bad_words),

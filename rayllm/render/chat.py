@@ -31,8 +31,11 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 class ChatTemplate:
     """One compiled template."""
 
-    def __init__(self, source: str, named_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, named_tokens: Mapping[str, str], content_format: str = "auto") -> None:
         """`named_tokens` are the special tokens that templates refer to, such as `bos_token`.
+
+        `content_format` says what the template gets as contents: `string`, `openai` (lists of parts), or `auto`, as
+        its own syntax tree tells.
 
         Raises:
             jinja2.TemplateSyntaxError: `source` is no template.
@@ -43,7 +46,11 @@ class ChatTemplate:
         self._named_tokens = dict(named_tokens)
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
         """Names that the template reads from outside."""
-        self._wants_parts, self._takes_text = _content_use(tree)
+        self.arguments = self.variables - _RESERVED - self._named_tokens.keys() - _GLOBALS.keys()
+        """Those of them that `kwargs` may hold."""
+        wants_parts, takes_text = _content_use(tree)
+        self._wants_parts = wants_parts if content_format == "auto" else content_format == "openai"
+        self._takes_text = takes_text if content_format == "auto" else content_format == "string"
         self._knows_developer = "developer" in source
 
     def render(
@@ -86,7 +93,7 @@ class ChatTemplate:
             if name in _RESERVED:
                 raise RequestError(f"{name!r} cannot be set here; use the field of its own", "chat_template_kwargs")
             if name not in self.variables:
-                known = ", ".join(sorted(self.variables - _RESERVED - set(self._named_tokens) - set(_GLOBALS)))
+                known = ", ".join(sorted(self.arguments))
                 message = f"this model's chat template has no variable {name!r}; it has {known or 'none'}"
                 raise RequestError(message, "chat_template_kwargs")
 

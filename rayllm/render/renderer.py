@@ -1,13 +1,15 @@
 """What turns a request into token ids. Plain Python: the ingress holds one, and so does the renderer deployment."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 
+from rayllm.config.serve import FrontendSettings
 from rayllm.errors import ConfigError, RequestError
 from rayllm.render.chat import ChatTemplate
-from rayllm.render.tokenizer import Tokenizer, check_encodable
+from rayllm.render.tokenizer import Tokenizer, check_encodable, no_tokenizer
 
 Json = dict[str, Any]
 
@@ -15,29 +17,72 @@ _MOST_REQUEST_TEMPLATES = 16
 
 
 class Renderer:
-    """A tokenizer with its chat templates."""
+    """A tokenizer with its chat templates. Rendering may run in several threads at once."""
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        chat_template: str | None = None,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        content_format: str = "auto",
+        tokens_only: bool = False,
+    ) -> None:
         """`chat_template` (the text) replaces those of the model.
 
+        `template_kwargs` are arguments of templates for conversations that bring none; `content_format` is that of
+        `ChatTemplate`; with `tokens_only` no text is to be made of outputs.
+
         Raises:
-            ConfigError: a template is malformed.
+            ConfigError: a template is malformed, or has no such argument.
         """
         self.tokenizer = tokenizer
-        sources = tokenizer.chat_templates if chat_template is None else {"default": chat_template}
-        self._templates = {name: self._compile(source) for name, source in sources.items()}
+        self.speller = no_tokenizer() if tokens_only else tokenizer
+        """The tokenizer that spells outputs; with `tokens_only` it spells every token as nothing."""
+        self._has_tokenizer = tokenizer.vocab_size > 0
+        self.tokens_only = tokens_only
+        self._content_format = content_format
+        self._kwargs = dict(template_kwargs or {})
+        self._sources = tokenizer.chat_templates if chat_template is None else {"default": chat_template}
+        self._templates = {name: self._compile(source) for name, source in self._sources.items()}
         self._of_requests: dict[str, ChatTemplate] = {}
+        self._lock = threading.Lock()
+        self._check_kwargs()
+
+    @classmethod
+    def load(cls, settings: FrontendSettings) -> "Renderer":
+        """The renderer that the settings describe.
+
+        Raises:
+            ModelError: the tokenizer's files are missing or damaged.
+            ConfigError: a chat template cannot be used.
+        """
+        path = settings.tokenizer_path
+        return cls(
+            no_tokenizer() if path is None else Tokenizer.load(path),
+            settings.chat_template,
+            template_kwargs=settings.chat_template_kwargs,
+            content_format=settings.content_format,
+            tokens_only=settings.tokens_only,
+        )
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 
         Raises:
-            RequestError: the text is no sound Unicode.
+            RequestError: the text is no sound Unicode, or there is no tokenizer.
         """
+        self._check_tokenizer("prompt")
         return self.tokenizer.encode(text, add_special_tokens)
 
     def detokenize(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of token ids."""
+        """The text of token ids.
+
+        Raises:
+            RequestError: this server makes no text of tokens.
+        """
+        if self.tokens_only:
+            raise RequestError("this server makes no text of tokens (--tokens-only or --skip-tokenizer-init)", "tokens")
         return self.tokenizer.decode(ids, skip_special_tokens)
 
     def render_chat(self, messages: list[Json], tools: list[Json] | None, options: Mapping[str, Any]) -> list[int]:
@@ -61,11 +106,26 @@ class Renderer:
             add_generation_prompt=options.get("add_generation_prompt", True),
             continue_final_message=options.get("continue_final_message", False),
             documents=options.get("documents"),
-            kwargs=options.get("chat_template_kwargs"),
+            kwargs=self._with_defaults(template, options.get("chat_template_kwargs") or {}),
         )
 
+    def describe(self) -> Json:
+        """The tokenizer's settings and its chat template, as in a Hugging Face `tokenizer_config.json`."""
+        template: Any = self._sources
+        if set(template) <= {"default"}:
+            template = template.get("default")
+        else:
+            template = [{"name": name, "template": source} for name, source in template.items()]
+        return {**self.tokenizer.config, "chat_template": template}
+
     def bad_words_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Token sequences that spell the words, at the start of a word and inside one."""
+        """Token sequences that spell the words, at the start of a word and inside one.
+
+        Raises:
+            RequestError: there is no tokenizer.
+        """
+        if words:
+            self._check_tokenizer("bad_words")
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             for text in (word, " " + word.lstrip()):
@@ -76,7 +136,23 @@ class Renderer:
         check_encodable(text, "messages")
         return self.tokenizer.encode(text, add_special_tokens)
 
+    def _check_tokenizer(self, param: str) -> None:
+        if not self._has_tokenizer:
+            message = f"{param} needs a tokenizer, and this server has none (--skip-tokenizer-init); send token ids"
+            raise RequestError(message, param)
+
+    def _with_defaults(self, template: ChatTemplate, kwargs: Mapping[str, Any]) -> Json:
+        """The arguments of a template: those given go over the defaults, of which it gets what it knows."""
+        return {name: value for name, value in self._kwargs.items() if name in template.arguments} | dict(kwargs)
+
+    def _check_kwargs(self) -> None:
+        known = frozenset[str]().union(*(template.arguments for template in self._templates.values()))
+        if self._templates and (unknown := self._kwargs.keys() - known):
+            reason = f"the chat template has no variable {min(unknown)!r}; it has {', '.join(sorted(known)) or 'none'}"
+            raise ConfigError("--default-chat-template-kwargs", reason, "leave it out")
+
     def _template(self, source: str | None, with_tools: bool) -> ChatTemplate:
+        self._check_tokenizer("messages")
         if source is not None:
             return self._request_template(source)
         if not self._templates:
@@ -93,17 +169,24 @@ class Renderer:
 
     def _request_template(self, source: str) -> ChatTemplate:
         """A template that came with a request; the last few are kept compiled."""
-        if source not in self._of_requests:
-            if len(self._of_requests) >= _MOST_REQUEST_TEMPLATES:
-                self._of_requests.pop(next(iter(self._of_requests)))
+        with self._lock:
+            template = self._of_requests.get(source)
+        if template is None:
             try:
-                self._of_requests[source] = ChatTemplate(source, self.tokenizer.special.named)
+                template = self._new_template(source)
             except (jinja2.TemplateError, RecursionError) as e:
                 raise RequestError(f"not a chat template: {e}", "chat_template") from e
-        return self._of_requests[source]
+            with self._lock:
+                if len(self._of_requests) >= _MOST_REQUEST_TEMPLATES:
+                    self._of_requests.pop(next(iter(self._of_requests)))
+                self._of_requests[source] = template
+        return template
+
+    def _new_template(self, source: str) -> ChatTemplate:
+        return ChatTemplate(source, self.tokenizer.special.named, self._content_format)
 
     def _compile(self, source: str) -> ChatTemplate:
         try:
-            return ChatTemplate(source, self.tokenizer.special.named)
+            return self._new_template(source)
         except (jinja2.TemplateError, RecursionError) as e:
             raise ConfigError("chat-template", f"the chat template is malformed: {e}", "give a sound one") from e

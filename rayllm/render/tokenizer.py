@@ -63,13 +63,15 @@ class Tokenizer:
         special: SpecialTokens,
         chat_templates: Mapping[str, str],
         source: str = "tokenizer",
+        config: Mapping[str, Any] | None = None,
     ) -> None:
-        """`source` names the file in errors."""
+        """`source` names the file in errors; `config` holds settings as in a `tokenizer_config.json`."""
         backend.no_truncation()
         backend.no_padding()
         self._backend, self._source = backend, source
         self.special = special
         self.chat_templates = dict(chat_templates)
+        self.config = dict(config or {})
         self._added = {id_: token.content for id_, token in backend.get_added_tokens_decoder().items()}
         self._decoding = _read_decoder(backend.decoder)
         self._pieces: dict[int, bytes] = {}
@@ -170,6 +172,13 @@ class Tokenizer:
         if self._decoding is None:
             raise ModelError(self._source, "its decoder is not supported, only byte-level BPE and SentencePiece are")
         return self._decoding
+
+
+def no_tokenizer() -> Tokenizer:
+    """A tokenizer without tokens: any text has none, and any token id stands for nothing."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    return Tokenizer(backend, SpecialTokens(), {})
 
 
 def check_encodable(text: str, param: str | None = None) -> None:

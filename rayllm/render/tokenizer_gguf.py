@@ -13,6 +13,9 @@ from rayllm.render.tokenizer import SpecialTokens, Tokenizer, byte_alphabet
 _CONTROL, _USER_DEFINED = 3, 4
 """Token types: matched whole in a text; a control token is also skipped in decoding."""
 
+_CLASSES = {"gpt2": "GPT2Tokenizer", "llama": "LlamaTokenizer"}
+"""Hugging Face's classes of these kinds."""
+
 _NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 _LLAMA3 = (
@@ -81,7 +84,9 @@ def load_gguf_tokenizer(path: str) -> Tokenizer:
     templates = {key.removeprefix(prefix): value for key, value in meta.items() if key.startswith(prefix)}
     if isinstance(meta.get("tokenizer.chat_template"), str):
         templates["default"] = meta["tokenizer.chat_template"]
-    return Tokenizer(backend, special, templates, source=path)
+    config: dict[str, Any] = {"tokenizer_class": _CLASSES[kind], **special.named}
+    config |= {name: bool(keys[name]) for name in ("add_bos_token", "add_eos_token") if name in keys}
+    return Tokenizer(backend, special, templates, path, config)
 
 
 def _byte_level(keys: dict[str, Any], path: str) -> tokenizers.Tokenizer:

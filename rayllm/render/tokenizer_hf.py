@@ -37,7 +37,7 @@ def load_hf_tokenizer(folder: str) -> Tokenizer:
         ids=frozenset(id_ for id_, token in added.items() if token.special),
         named=named,
     )
-    return Tokenizer(backend, special, _chat_templates(Path(folder), config), source=str(path))
+    return Tokenizer(backend, special, _chat_templates(Path(folder), config), str(path), config)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

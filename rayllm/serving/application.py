@@ -5,6 +5,7 @@ ingress (HTTP app) ──► router      which engine
       └══ sessions ══► engine ×N
 """
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from rayllm.api.middleware import import_middleware
-from rayllm.config.environment import Environment
+from rayllm.config.environment import Environment, check_names
 from rayllm.config.load import load
 from rayllm.config.parser import parse_mapping
 from rayllm.config.registry import registry
@@ -31,6 +32,8 @@ from rayllm.serving.renderer_server import RendererServer
 from rayllm.serving.router import Router
 from rayllm.serving.service import ServiceImpl
 from rayllm.serving.wire import SessionLimits
+
+log = logging.getLogger(__name__)
 
 ENGINE_ROUTER = "rayllm.serving.request_router.EngineRequestRouter"
 MANY = 100_000
@@ -119,7 +122,11 @@ def build(args: Mapping[str, Any]) -> Application:
     for name in SERVE_ONLY:
         if name in given:
             raise ConfigError(f"--{name}", "has no effect under serve run", "use Serve's own http_options")
-    resolved = load(registry().values(given), environment.api_key)
+    values = registry().values(given)
+    unknown = check_names(os.environ, values["fail-on-environ-validation"])
+    resolved = load(values, environment.api_key)
+    for note in (*unknown, *resolved.notes):
+        log.warning(note)
     check_model(resolved.engine)
     for path in resolved.serve.frontend.middleware:
         import_middleware(path)
@@ -141,6 +148,7 @@ def build(args: Mapping[str, Any]) -> Application:
         router_app(engines, runtime),
         renderer_app(resolved, runtime),
         resolved.serve.log_stats,
+        resolved.serve.aggregate_stats,
     )
 
 
@@ -155,6 +163,7 @@ class Ingress:
         router: DeploymentHandle[Any],
         renderer: DeploymentHandle[Any],
         log_stats: bool,
+        aggregate_stats: bool,
     ) -> None:
         configure_logging(runtime.logs)
         context = serve.get_replica_context()
@@ -162,7 +171,7 @@ class Ingress:
         # Else replicas would give equal seeds to different requests.
         frontend = replace(frontend, seed=frontend.seed + (context.rank.rank << 64))
         self._app, self._service = build_frontend(frontend, ingress_id, runtime.limits)
-        self._service.attach(engines, router, renderer, log_stats)
+        self._service.attach(engines, router, renderer, log_stats, aggregate_stats)
         await self._service.wait_healthy()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -179,15 +188,16 @@ def build_frontend(frontend: FrontendSettings, ingress_id: str, limits: SessionL
     """The HTTP app and the service behind it, not yet attached to any engine."""
     from rayllm.api.app import build_app
     from rayllm.render.renderer import Renderer
-    from rayllm.render.tokenizer import Tokenizer
 
-    renderer = Renderer(Tokenizer.load(frontend.tokenizer_path), frontend.chat_template)
+    renderer = Renderer.load(frontend)
     name, tracing = frontend.served_model_names[0], None
     if frontend.traces is not None:
         from rayllm.serving.tracing import Tracing  # needs the extra otel
 
         tracing = Tracing(frontend.traces, name)
-    service = ServiceImpl(renderer, name, ingress_id, limits, frontend.shown_metrics, tracing)
+    service = ServiceImpl(
+        renderer, name, ingress_id, limits, frontend.shown_metrics, tracing, render_workers=frontend.render_workers
+    )
     app = build_app(service, frontend, renderer)
     if tracing is not None:
         app.add_middleware(tracing.middleware)

@@ -111,12 +111,10 @@ class EngineServer:
         """Handle calls go through a session like all others, so that they share admission, abort and merging."""
         if self._generator is None:
             from rayllm.render.renderer import Renderer
-            from rayllm.render.tokenizer import Tokenizer
 
             self._fleet = Fleet(_OwnEngine(self._sessions), f"handle-{self._sessions.engine_id}", self._limits)
             self._fleet.start()
-            tokenizer = Tokenizer.load(self._frontend.tokenizer_path)
-            self._generator = Generator(self._frontend, Renderer(tokenizer, self._frontend.chat_template), self._fleet)
+            self._generator = Generator(self._frontend, Renderer.load(self._frontend), self._fleet)
         return self._generator
 
 

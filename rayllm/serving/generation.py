@@ -3,12 +3,14 @@
 import asyncio
 import random
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from rayllm.api.choice import Choice
+from rayllm.api.request_log import OutputLog, RequestLog
 from rayllm.config.serve import FrontendSettings
 from rayllm.errors import RequestError
 from rayllm.messages.engine import Add
@@ -27,9 +29,14 @@ class Generator:
         self._defaults = frontend.generation_defaults
         self._renderer = renderer
         self._fleet = fleet
+        self._log = None if frontend.request_log is None else RequestLog(frontend.request_log, renderer)
         self._seeds = random.Random(frontend.seed)
         self._limits = Limits(
-            vocab_size=frontend.vocab_size, max_model_len=frontend.max_model_len, max_logprobs=frontend.max_logprobs
+            vocab_size=frontend.vocab_size,
+            max_model_len=frontend.max_model_len,
+            max_logprobs=frontend.max_logprobs,
+            max_tokens=frontend.max_tokens,
+            takes_stops=not frontend.tokens_only,
         )
 
     async def generate(self, prompt: Prompt, sampling: Mapping[str, Any] | None = None) -> Generation:
@@ -53,9 +60,14 @@ class Generator:
         """
         params = self._sampling(sampling or {})
         adds = self._adds(self._render(prompt), params)
+        if self._log is not None:
+            self._log.request(adds[0].external_id, adds, params.n)
         streams = await self._fleet.submit(adds)
         queue: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
-        choices = [Choice(index, stream, params, self._renderer.tokenizer) for index, stream in enumerate(streams)]
+        choices = [
+            Choice(index, stream, params, self._renderer.speller, log=self._output_log(adds[index]))
+            for index, stream in enumerate(streams)
+        ]
         readers = [asyncio.create_task(_read(choice, len(adds[0].prompt_token_ids), queue)) for choice in choices]
         open_ = len(readers)
         try:
@@ -92,19 +104,28 @@ class Generator:
         return ids
 
     def _adds(self, prompt: list[int], params: SamplingParams) -> list[Add]:
-        default = self._defaults.get("max_tokens")
         one = msgspec.structs.replace(
             params,
             n=1,
             seed=params.seed if params.seed is not None else self._seeds.getrandbits(63),
-            max_tokens=output_room(len(prompt), params.max_tokens, self._limits, default),
+            max_tokens=output_room(len(prompt), params.max_tokens, self._limits),
             bad_words_ids=self._renderer.bad_words_ids(params.bad_words),
         )
-        now = time.time()
+        now, id_ = time.time(), f"handle-{uuid.uuid4().hex}"
         return [
-            Add(request_id=0, prompt_token_ids=prompt, sampling=one, choice_index=index, arrival_time=now)
+            Add(
+                request_id=0,
+                prompt_token_ids=prompt,
+                sampling=one,
+                choice_index=index,
+                arrival_time=now,
+                external_id=id_,
+            )
             for index in range(params.n)
         ]
+
+    def _output_log(self, add: Add) -> OutputLog | None:
+        return None if self._log is None else self._log.output(add.external_id, add.choice_index, stream=True)
 
 
 async def _read(choice: Choice, prompt_tokens: int, queue: "asyncio.Queue[Piece | BaseException]") -> None:

@@ -22,6 +22,7 @@ from rayllm.config.resolve import Resolved
 from rayllm.config.serve import HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import RayLLMError
 from rayllm.model.precheck import check_model
+from rayllm.render.renderer import Renderer
 from rayllm.serving.processes import descendants, end
 from rayllm.serving.ray_cluster import Cluster
 from rayllm.serving.server import Server, listen, make_server, place_of
@@ -45,8 +46,8 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
     """Serve until SIGINT or SIGTERM; the exit status of the process.
 
     Raises:
-        ConfigError: the place to listen at is taken, the files for TLS or the middleware cannot be used, gRPC is not
-            installed, or the Ray cluster cannot be joined.
+        ConfigError: the place to listen at is taken, the files for TLS, the middleware or the chat template cannot be
+            used, gRPC is not installed, or the Ray cluster cannot be joined.
         ModelError: the model is of no known family, or damaged.
         RayLLMError: an engine could not start.
     """
@@ -54,8 +55,11 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
     check_model(resolved.engine)
     if resolved.serve.http.tls is not None:
         make_context(resolved.serve.http.tls)
-    for path in resolved.serve.frontend.middleware:
+    frontend = resolved.serve.frontend
+    for path in frontend.middleware:
         import_middleware(path)
+    if frontend.chat_template is not None or frontend.chat_template_kwargs:
+        Renderer.load(frontend)  # the HTTP process will do it again, but then Ray is half started
     if resolved.serve.http.grpc:
         # gRPC would stop its threads for each process that Ray starts, all of which run other programs.
         variables.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -106,6 +110,7 @@ def attach(service: "ServiceImpl", settings: ServeSettings, log_stats: bool) -> 
         serve.get_deployment_handle("router", ROUTER_APP, _check_exists=False) if settings.engines > 1 else None,
         serve.get_deployment_handle("renderer", RENDERER_APP, _check_exists=False),
         log_stats,
+        settings.aggregate_stats,
     )
 
 

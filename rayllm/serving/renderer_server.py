@@ -1,7 +1,9 @@
 """The renderer deployment: long prompts become token ids away from the ingress's event loop."""
 
+import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +48,15 @@ class RendererServer:
 
     def __init__(self, frontend: FrontendSettings, logs: LogSettings) -> None:
         from rayllm.render.renderer import Renderer
-        from rayllm.render.tokenizer import Tokenizer
 
         configure_logging(logs)
-        self._renderer = Renderer(Tokenizer.load(frontend.tokenizer_path), frontend.chat_template)
+        self._renderer = Renderer.load(frontend)
+        self._workers = ThreadPoolExecutor(frontend.render_workers, thread_name_prefix="rllm-render")
 
-    def render(self, jobs: Sequence[Job]) -> list[Rendered]:
-        """Token ids for each job, or why there are none. Runs in Serve's thread for blocking calls."""
-        return [self._render(job) for job in jobs]
+    async def render(self, jobs: Sequence[Job]) -> list[Rendered]:
+        """Token ids for each job, or why there are none."""
+        loop = asyncio.get_running_loop()
+        return await asyncio.gather(*(loop.run_in_executor(self._workers, self._render, job) for job in jobs))
 
     def _render(self, job: Job) -> Rendered:
         try:

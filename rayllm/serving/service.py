@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ray.serve.handle import DeploymentHandle
@@ -11,7 +14,6 @@ from ray.serve.handle import DeploymentHandle
 from rayllm.api.service import Stream
 from rayllm.errors import Overloaded, RequestError
 from rayllm.messages.engine import Add
-from rayllm.messages.ingress import EngineStats
 from rayllm.render.renderer import Renderer
 from rayllm.serving.batcher import Batcher
 from rayllm.serving.directory import ServeDirectory, machine_address
@@ -19,6 +21,7 @@ from rayllm.serving.fleet import Fleet
 from rayllm.serving.metrics import prometheus_text
 from rayllm.serving.renderer_server import Job, Refused, RenderChat, Rendered, RenderText
 from rayllm.serving.router import RouterClient
+from rayllm.serving.statistics import log_statistics
 from rayllm.serving.wire import SessionLimits
 
 if TYPE_CHECKING:
@@ -43,9 +46,12 @@ class ServiceImpl:
         limits: SessionLimits,
         shown_metrics: Mapping[str, str] = {},
         tracing: "Tracing | None" = None,
+        render_workers: int = 1,
     ) -> None:
         """Usable only after `attach`; until then it is unhealthy and has no engines."""
         self._renderer = renderer
+        self._workers = ThreadPoolExecutor(render_workers, thread_name_prefix="rllm-render")
+        self._render_workers = render_workers
         self._model_name = model_name
         self._ingress_id = ingress_id
         self._limits = limits
@@ -53,7 +59,8 @@ class ServiceImpl:
         self._tracing = tracing
         self._fleet: Fleet | None = None
         self._attached = asyncio.Event()
-        self._rendering: Batcher[Job, Rendered] | None = None
+        self._rendering: Iterator[Batcher[Job, Rendered]] | None = None
+        """Used in turn. Each has one call under way, so that there are as many as workers at the other end."""
         self._logging: asyncio.Task[None] | None = None
 
     def attach(
@@ -62,19 +69,28 @@ class ServiceImpl:
         router: DeploymentHandle[Any] | None = None,
         renderer: DeploymentHandle[Any] | None = None,
         log_stats: bool = False,
+        aggregate_stats: bool = False,
     ) -> None:
-        """Begin to use the deployments. Without a router or renderer their work is done here."""
+        """Begin to use the deployments. Without a router or renderer their work is done here.
+
+        `log_stats` logs statistics of each engine, or with `aggregate_stats` of all of them together.
+        """
         choose = RouterClient(router).choose if router is not None else None
         directory = ServeDirectory(engines, machine_address())
         self._fleet = Fleet(directory, self._ingress_id, self._limits, choose)
         self._fleet.start()
         if renderer is not None:
-            self._rendering = Batcher(_render_call(renderer))
+            self.render_in(renderer)
         if log_stats:
-            self._logging = asyncio.get_running_loop().create_task(self._log_stats(self._fleet))
+            logging_ = log_statistics(self._fleet, STATS_EVERY_S, aggregate_stats)
+            self._logging = asyncio.get_running_loop().create_task(logging_)
         if self._tracing is not None:
             self._tracing.start()
         self._attached.set()
+
+    def render_in(self, renderer: DeploymentHandle[Any]) -> None:
+        """Have long prompts rendered by a renderer deployment."""
+        self._rendering = itertools.cycle([Batcher(_render_call(renderer)) for _ in range(self._render_workers)])
 
     async def close(self) -> None:
         """Leave the engines; what runs is aborted there."""
@@ -104,28 +120,23 @@ class ServiceImpl:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]
     ) -> list[int]:
         """See `Service.render_chat`."""
-        if _characters(messages) <= SMALL_PROMPT:
-            return self._renderer.render_chat(messages, tools, options)
-        job = RenderChat(messages, tools, options)
-        if (ids := await self._elsewhere(job)) is not None:
-            return ids
-        return await asyncio.to_thread(self._renderer.render_chat, messages, tools, options)
+        render = functools.partial(self._renderer.render_chat, messages, tools, options)
+        return await self._rendered(RenderChat(messages, tools, options), _characters(messages), render)
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
         """See `Service.tokenize`."""
-        if len(text) <= SMALL_PROMPT:
-            return self._renderer.tokenize(text, add_special_tokens)
-        if (ids := await self._elsewhere(RenderText(text, add_special_tokens))) is not None:
-            return ids
-        return await asyncio.to_thread(self._renderer.tokenize, text, add_special_tokens)
+        render = functools.partial(self._renderer.tokenize, text, add_special_tokens)
+        return await self._rendered(RenderText(text, add_special_tokens), len(text), render)
 
     def healthy(self) -> str | None:
         """See `Service.healthy`."""
         return self._fleet.healthy() if self._fleet is not None else "the engines are starting"
 
-    def load(self) -> int:
+    async def load(self) -> int:
         """See `Service.load`."""
-        return self._fleet.load() if self._fleet is not None else 0
+        # Asked for: what a session was last told may be two seconds old where other processes have the requests.
+        stats = await self._fleet.stats() if self._fleet is not None else {}
+        return sum(one.load.running + one.load.waiting for one in stats.values())
 
     async def metrics(self) -> bytes:
         """See `Service.metrics`."""
@@ -148,43 +159,27 @@ class ServiceImpl:
             assert self._fleet is not None
         return self._fleet
 
+    async def _rendered(self, job: Job, characters: int, render: Callable[[], list[int]]) -> list[int]:
+        """Short prompts are rendered by `render` here, others in the renderer deployment if it is to be had."""
+        if characters > SMALL_PROMPT and (ids := await self._elsewhere(job)) is not None:
+            return ids
+        if characters <= SMALL_PROMPT and self._render_workers == 1:
+            return render()  # one at a time anyway, and quicker without a change of threads
+        return await asyncio.get_running_loop().run_in_executor(self._workers, render)
+
     async def _elsewhere(self, job: Job) -> list[int] | None:
         """Render in the renderer deployment; None where it is not to be had."""
         if self._rendering is None:
             return None
         try:
             async with asyncio.timeout(RENDER_S):
-                rendered = await self._rendering.ask(job)
+                rendered = await next(self._rendering).ask(job)
         except Exception as error:
             log.info("rendering here, since the renderer failed: %r", error)
             return None
         if isinstance(rendered, Refused):
             raise RequestError(rendered.message, rendered.param)
         return rendered
-
-    async def _log_stats(self, fleet: Fleet) -> None:
-        """Log a line for each engine every ten seconds in which there was something to do."""
-        before: dict[str, EngineStats] = {}
-        placed = 0
-        while True:
-            await asyncio.sleep(STATS_EVERY_S)
-            if fleet.load() == 0 and fleet.placed == placed:
-                continue
-            placed, stats = fleet.placed, await fleet.stats()
-            for engine, now in stats.items():
-                log.info("engine %s: %s", engine, _stats_line(before.get(engine, EngineStats()), now))
-            before = stats
-
-
-def _stats_line(before: EngineStats, now: EngineStats) -> str:
-    prompt = (now.prompt_tokens - before.prompt_tokens) / STATS_EVERY_S
-    output = (now.generation_tokens - before.generation_tokens) / STATS_EVERY_S
-    hits = 100 * now.prefix_hits / max(1, now.prefix_queries)
-    return (
-        f"{prompt:.1f} prompt and {output:.1f} output tokens/s; {now.load.running} running, "
-        f"{now.load.waiting} waiting; "
-        f"KV cache {100 * now.load.kv_usage:.1f}%, prefix hits {hits:.1f}%"
-    )
 
 
 def _render_call(renderer: DeploymentHandle[Any]) -> Any:

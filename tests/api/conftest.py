@@ -9,6 +9,9 @@ import pytest
 
 from rayllm.api.app import build_app
 from rayllm.api.fake import FakeService, Script
+from rayllm.config.load import load
+from rayllm.config.parser import parse_arguments
+from rayllm.config.registry import registry
 from rayllm.config.serve import FrontendSettings
 from rayllm.render.renderer import Renderer
 
@@ -31,9 +34,8 @@ class Harness:
     """An app, the fake behind it, and shorthands to call it."""
 
     def __init__(self, **settings: Any) -> None:
-        self.renderer = Renderer(settings.pop("tokenizer", None) or byte_level())
-        self.tokenizer = self.renderer.tokenizer
-        self.vocab = self.tokenizer.vocab_size
+        renderer = Renderer(settings.pop("tokenizer", None) or byte_level())
+        self.vocab = renderer.tokenizer.vocab_size
         known = {
             "model_path": "models/tiny",
             "served_model_names": (MODEL, "alias"),
@@ -42,8 +44,21 @@ class Harness:
             "vocab_size": self.vocab,
             "eos_token_ids": (0,),
         }
-        self.service = FakeService(self.renderer)
-        self.app = build_app(self.service, FrontendSettings(**{**known, **settings}), self.renderer)
+        self._build(FrontendSettings(**{**known, **settings}), renderer)
+
+    @classmethod
+    def of(cls, *arguments: str) -> "Harness":
+        """The app that `rayllm serve ARGUMENTS` would serve."""
+        settings = load(parse_arguments(arguments, registry())).serve.frontend
+        harness = cls.__new__(cls)
+        harness.vocab = settings.vocab_size
+        harness._build(settings, Renderer.load(settings))
+        return harness
+
+    def _build(self, settings: FrontendSettings, renderer: Renderer) -> None:
+        self.renderer, self.tokenizer = renderer, renderer.tokenizer
+        self.service = FakeService(renderer)
+        self.app = build_app(self.service, settings, renderer)
 
     def script(self, *texts: str, **more: Any) -> None:
         """Let every choice give these texts, one output each."""

@@ -82,7 +82,8 @@ class TestErrors:
         assert error["code"] == "model_not_found"
 
     async def test_aliases(self, api):
-        assert ok(await api.complete(model="alias"))["model"] == "alias"
+        for model in (MODEL, "alias"):
+            assert ok(await api.complete(model=model))["model"] == MODEL
         body = {"prompt": "a"}
         assert ok(await api.request("POST", TEXT, json=body))["model"] == MODEL
 

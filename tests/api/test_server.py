@@ -131,10 +131,10 @@ def test_closed_sockets_abort(server, stream):
     if stream:
         for sock in socks:
             assert b"200" in sock.recv(4096)
-    assert server.api.service.load() == 5
+    assert server.api.service.running() == 5
     for sock in socks:
         sock.close()
-    wait_for(lambda: server.api.service.load() == 0)
+    wait_for(lambda: server.api.service.running() == 0)
 
 
 def test_stalled_readers_hold_nothing_up(server):
@@ -154,7 +154,7 @@ def test_stalled_readers_hold_nothing_up(server):
     assert time.monotonic() - start < 1
     for sock in socks:
         sock.close()
-    wait_for(lambda: server.api.service.load() == 0)
+    wait_for(lambda: server.api.service.running() == 0)
 
 
 def test_long_headers_are_no_server_error(server):

@@ -64,6 +64,15 @@ def test_a_bad_variable_is_named(capsys):
     assert "RLLM_STEP_LIMIT_S" in err
 
 
+@pytest.mark.option("fail-on-environ-validation")
+def test_an_unknown_variable_is_a_warning_unless_it_is_to_end_the_start(capsys):
+    arguments, variables = ("serve", "/no/such/model"), {"RLLM_LOGING_LEVEL": "DEBUG"}
+    message = "RLLM_LOGING_LEVEL: is no variable of rayllm; did you mean RLLM_LOGGING_LEVEL?"
+    status, _, err = run(capsys, *arguments, "--fail-on-environ-validation", **variables)
+    assert (status, err) == (1, f"rayllm: {message}\n")
+    assert "/no/such/model" in run(capsys, *arguments, **variables)[2]
+
+
 @pytest.mark.smollm2
 def test_a_port_in_use_is_found_before_anything_slow(capsys):
     with socket.socket() as taken:
@@ -82,6 +91,20 @@ def test_without_the_packages_of_grpc_their_extra_is_named(capsys, monkeypatch):
     status, _, err = run(capsys, "serve", str(smollm2_gguf()), "--grpc", "--host", "127.0.0.1", "--port", "0")
     assert status == 1
     assert "--grpc: the package grpc_health is not installed; pip install 'rayllm[grpc]'" in err
+
+
+@pytest.mark.smollm2
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--chat-template", "{% if %}"], "the chat template is malformed"),
+        (["--default-chat-template-kwargs.thinking", "true"], "no variable 'thinking'"),
+    ],
+)
+def test_a_bad_chat_template_too(capsys, arguments, message):
+    status, out, err = run(capsys, "serve", str(smollm2_gguf()), "--port", "0", *arguments)
+    assert (status, out) == (1, "")
+    assert message in err.splitlines()[-1]
 
 
 def test_checking_options_loads_neither_ray_nor_torch():

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from rayllm.config.environment import Environment
+from rayllm.config.environment import Environment, check_names
 from rayllm.config.files import Files, read_files
 from rayllm.config.hardware import Hardware, probe_hardware
 from rayllm.config.model_facts import ModelFacts
@@ -83,6 +83,10 @@ def test_automatic_length_is_what_fits():
         (["--logits-processors", "Nothing"], "--logits-processors"),
         (["--block-size", "17"], "--block-size"),
         (["--served-model-name", ""], "--served-model-name"),
+        (["--enable-log-outputs"], "--enable-log-outputs"),
+        (["--skip-tokenizer-init", "--tokenizer", "t"], "--tokenizer"),
+        (["--skip-tokenizer-init", "--trust-request-chat-template"], "--trust-request-chat-template"),
+        (["--override-generation-config", '{"do_sample": true}'], "--override-generation-config"),
     ],
 )
 def test_contradictions_are_named(arguments, option):
@@ -94,10 +98,25 @@ def test_contradictions_are_named(arguments, option):
 def test_generation_defaults():
     override = ["--override-generation-config.temperature", "0"]
     assert resolved(*override).serve.frontend.generation_defaults == {"temperature": 0, "top_p": 0.9}
+    renamed = resolved("--override-generation-config.max_new_tokens", "5").serve.frontend
+    assert renamed.generation_defaults["max_tokens"] == renamed.max_tokens == 5
     none = ["--generation-config", "vllm"]
     assert resolved(*none, *override, files=Files(generation_config={})).serve.frontend.generation_defaults == {
         "temperature": 0
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--max-log-len", "5"], "--max-log-len"),
+        (["--enable-log-requests", "--no-enable-log-deltas"], "--enable-log-deltas"),
+        (["--disable-log-stats", "--aggregate-engine-logging"], "--aggregate-engine-logging"),
+    ],
+)
+def test_what_has_no_effect_is_said(arguments, option):
+    (note,) = resolved(*arguments).notes
+    assert note.startswith(f"{option} has no effect")
 
 
 def test_qualified_names_have_two_spellings():
@@ -113,10 +132,10 @@ def test_keys_add_up_and_do_not_show():
 
 def test_files_are_read(tmp_path):
     (tmp_path / "t.jinja").write_text("{{ messages }}")
-    (tmp_path / "generation_config.json").write_text('{"top_k": 5}')
+    (tmp_path / "generation_config.json").write_text('{"top_k": 5, "max_new_tokens": 7, "do_sample": true}')
     arguments = ["/m", "--chat-template", str(tmp_path / "t.jinja"), "--generation-config", str(tmp_path)]
     files = read_files(parse_arguments(arguments, registry()), FACTS)
-    assert files == Files(chat_template="{{ messages }}", generation_config={"top_k": 5})
+    assert files == Files(chat_template="{{ messages }}", generation_config={"top_k": 5, "max_tokens": 7})
     inline = read_files(parse_arguments(["/m", "--chat-template", "{{ x }}"], registry()), FACTS)
     assert inline.chat_template == "{{ x }}"
 
@@ -130,9 +149,19 @@ def test_missing_files_are_named(option):
 def test_environment():
     read = Environment.read({"RLLM_LOGGING_LEVEL": "DEBUG", "RLLM_REPLICA_WAIT_S": "2.5", "HOME": "/"})
     assert (read.logging_level, read.replica_wait_s) == ("DEBUG", 2.5)
-    for name, text in [("RLLM_LOGING_LEVEL", "x"), ("RLLM_LOGGING_LEVEL", "loud"), ("RLLM_STEP_LIMIT_S", "-1")]:
+    for name, text in [("RLLM_LOGGING_LEVEL", "loud"), ("RLLM_STEP_LIMIT_S", "-1")]:
         with pytest.raises(ConfigError, match=name):
             Environment.read({name: text})
+
+
+def test_unknown_variables():
+    variables = {"RLLM_LOGING_LEVEL": "x", "RLLM_FROM_ELSEWHERE": "1", "RLLM_API_KEY": "k", "HOME": "/"}
+    elsewhere, misspelt = check_names(variables, fail=False)
+    assert elsewhere.startswith("RLLM_FROM_ELSEWHERE: is no variable of rayllm; unset it")
+    assert misspelt.startswith("RLLM_LOGING_LEVEL: is no variable of rayllm; did you mean RLLM_LOGGING_LEVEL?")
+    with pytest.raises(ConfigError, match="RLLM_FROM_ELSEWHERE"):
+        check_names(variables, fail=True)
+    assert check_names({"RLLM_API_KEY": "k"}, fail=True) == ()
 
 
 def test_the_machine_has_something():

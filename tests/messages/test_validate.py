@@ -75,6 +75,12 @@ class TestOutputRoom:
         assert output_room(10, None, LIMITS, default=16) == 16
         assert output_room(60, None, LIMITS, default=16) == 4
 
+    def test_a_limit_of_the_server(self):
+        limits = Limits(vocab_size=100, max_model_len=64, max_tokens=5)
+        assert output_room(10, 40, limits) == output_room(10, None, limits) == output_room(10, None, limits, 16) == 5
+        assert output_room(10, 2, limits) == 2
+        assert output_room(60, None, limits) == 4
+
     @pytest.mark.parametrize(("length", "wanted"), [(60, 5), (64, None), (64, 1), (65, 0), (1, 2**60)])
     def test_too_long(self, length, wanted):
         with pytest.raises(ContextTooLong, match="64"):

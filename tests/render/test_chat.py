@@ -7,7 +7,7 @@ from rayllm.render.chat import ChatTemplate, read_chat_template
 from rayllm.render.renderer import Renderer
 from rayllm.render.tokenizer import Tokenizer
 
-from .samples import CHAT_TEMPLATE, byte_level, sentencepiece
+from .samples import CHAT_TEMPLATE, byte_level, byte_level_backend, sentencepiece
 
 USER = {"role": "user", "content": "hi"}
 PLAIN = ChatTemplate("{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}", {})
@@ -205,6 +205,27 @@ class TestRenderer:
             read_chat_template(str(tmp_path / "missing.jinja"))
         with pytest.raises(ConfigError, match="template"):
             Renderer(byte_level(), "{% if %}")
+
+    def test_description(self):
+        one, special = byte_level(), byte_level().special
+        assert Renderer(one).describe() == {"chat_template": CHAT_TEMPLATE}
+        assert Renderer(one, "T").describe() == {"chat_template": "T"}
+        config = {"tokenizer_class": "C"}
+        several = Tokenizer(byte_level_backend(), special, {"default": "D", "tool_use": "T"}, config=config)
+        listed = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
+        assert Renderer(several).describe() == {**config, "chat_template": listed}
+        assert Renderer(byte_level(template=None)).describe() == {"chat_template": None}
+
+    def test_default_arguments_go_to_templates_that_know_them(self):
+        templates = {"default": "{{ a }}", "tool_use": "{{ b }}"}
+        tokenizer = Tokenizer(byte_level_backend(), byte_level().special, templates)
+        renderer = Renderer(tokenizer, template_kwargs={"a": 1, "b": 2})
+        assert renderer.render_text([USER], None, {}) == "1"
+        assert renderer.render_text([USER], [{"type": "function"}], {}) == "2"
+        assert renderer.render_text([USER], None, {"chat_template": "{{ b }}"}) == "2"
+        with pytest.raises(ConfigError, match="'messages'"):
+            Renderer(tokenizer, template_kwargs={"messages": 1})
+        Renderer(byte_level(template=None), template_kwargs={"a": 1})
 
     def test_half_a_surrogate_pair(self):
         with pytest.raises(RequestError):

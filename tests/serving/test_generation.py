@@ -1,10 +1,12 @@
 """What plain handle calls get, over a fake engine and the demo model's tokenizer."""
 
 import asyncio
+import dataclasses
+import logging
 
 import pytest
 
-from rayllm.config.serve import FrontendSettings
+from rayllm.config.serve import FrontendSettings, RequestLogSettings
 from rayllm.errors import ContextTooLong, RequestError
 from rayllm.render.renderer import Renderer
 from rayllm.render.tokenizer import Tokenizer
@@ -21,11 +23,15 @@ def renderer():
 
 
 @pytest.fixture
-async def generator(service, renderer):
-    frontend = FrontendSettings(
+def frontend():
+    return FrontendSettings(
         model_path="m", served_model_names=("m",), tokenizer_path="m", max_model_len=100, vocab_size=49152,
         eos_token_ids=(2,), generation_defaults={"temperature": 0.5},
     )  # fmt: skip
+
+
+@pytest.fixture
+async def generator(service, renderer, frontend):
     return Generator(frontend, renderer, await service.start(interval_s=0.001))
 
 
@@ -115,3 +121,22 @@ async def test_drawn_seeds_repeat_with_the_server_s_seed(service, renderer):
     seeds = [add.sampling.seed for add in service.engines["e1"].adds]
     assert seeds[:3] == seeds[3:]
     assert len(set(seeds)) == 3
+
+
+async def test_the_log_of_requests(service, renderer, frontend, caplog):
+    caplog.set_level(logging.INFO, "rayllm.api")
+    logged = dataclasses.replace(frontend, request_log=RequestLogSettings(outputs=True, deltas=False))
+    generator = Generator(logged, renderer, await service.start(interval_s=0.001))
+    answer = await generator.generate("Hello there", {"max_tokens": 4})
+    request, output = caplog.messages
+    id_ = service.engines["e1"].adds[0].external_id
+    assert id_.startswith("handle-")
+    assert f"request {id_}: 2 prompt tokens" in request
+    assert repr(answer.text) in output
+
+
+async def test_a_limit_of_the_server(service, renderer, frontend):
+    limited = dataclasses.replace(frontend, generation_defaults={"max_tokens": 5})
+    generator = Generator(limited, renderer, await service.start(interval_s=0.001))
+    for sampling in ({}, {"max_tokens": 50}):
+        assert len((await generator.generate([5, 6, 7], sampling)).choices[0].token_ids) == 5

@@ -29,7 +29,6 @@ FRONTEND = (
     Option(
         name="chat-template-content-format",
         kind=Kind.ENUM,
-        state=State.PLANNED,
         default="auto",
         choices=("auto", "openai", "string"),
         help="How a chat template is given contents: as plain text, as OpenAI's parts, or as it seems to expect.",
@@ -43,15 +42,15 @@ FRONTEND = (
     Option(
         name="default-chat-template-kwargs",
         kind=Kind.JSON,
-        state=State.PLANNED,
+        check=lambda value: None if isinstance(value, dict) else "is not a JSON object",
         help="Arguments of the chat template for requests that do not set them.",
     ),
     Option(
         name="response-role",
         kind=Kind.STR,
-        state=State.PLANNED,
         default="assistant",
-        help="Role of the answer to a chat.",
+        check=lambda value: None if value.strip() else "is empty",
+        help="Role of the answer to a chat, unless the request says add_generation_prompt false.",
     ),
     Option(
         name="return-tokens-as-token-ids",
@@ -95,7 +94,6 @@ FRONTEND = (
     Option(
         name="max-log-len",
         kind=Kind.INT,
-        state=State.PLANNED,
         unit="characters or tokens",
         minimum=0,
         help="Most characters, or token ids, of a prompt in the log. Unset: all.",
@@ -109,51 +107,46 @@ FRONTEND = (
     Option(
         name="enable-server-load-tracking",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Count the requests in flight, which GET /load tells.",
+        help="Let GET /load tell how many requests run or wait in the whole service; otherwise it tells 0.",
     ),
     Option(
         name="enable-force-include-usage",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
         help="Report usage in every stream, asked for or not.",
     ),
     Option(
         name="enable-tokenizer-info-endpoint",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Serve GET /tokenizer_info: the tokenizer's class, its settings and the chat template.",
+        help="Serve GET /tokenizer_info, for which no key is needed: the tokenizer's class, its settings and the chat "
+        "template.",
     ),
     Option(
         name="enable-log-outputs",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Log outputs as well; goes with --enable-log-requests.",
+        help="Log outputs as well; needs --enable-log-requests.",
     ),
     Option(
         name="enable-log-deltas",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=True,
         help="Log each piece of a stream, where outputs are logged; otherwise whole outputs only.",
     ),
     Option(
         name="log-error-stack",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Log the stack of errors that become error responses.",
+        help="Log the stack of errors that become error responses; otherwise a line for each.",
     ),
     Option(
         name="tokens-only",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Answer with token ids and no text, for deployments that render text elsewhere.",
+        help="Answer with token ids and no text, for deployments that render text elsewhere. What needs the text of an "
+        "answer, such as stop strings, is refused.",
     ),
     Option(name="host", kind=Kind.STR, help="Host name or address to listen on. Unset: all addresses."),
     Option(name="port", kind=Kind.INT, default=8000, minimum=0, maximum=65535, help="Port; 0 takes a free one."),

@@ -42,7 +42,6 @@ GENERAL = (
     Option(
         name="aggregate-engine-logging",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
         negatable=False,
         help="With several engines, log one line of statistics for all of them together.",
@@ -50,7 +49,6 @@ GENERAL = (
     Option(
         name="fail-on-environ-validation",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
         help="End the start where an RLLM_ variable is unknown; otherwise it is a warning.",
     ),
@@ -71,8 +69,7 @@ GENERAL = (
     Option(
         name="enable-log-requests",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Log each request: its id and parameters, and at DEBUG its prompt.",
+        help="Log each request: its id and parameters, and its prompt where RLLM_LOGGING_LEVEL is DEBUG.",
     ),
 )

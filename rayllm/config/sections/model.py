@@ -169,9 +169,8 @@ MODEL = (
     Option(
         name="skip-tokenizer-init",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Load no tokenizer: prompts are token ids, and so are outputs.",
+        help="Load no tokenizer: prompts must be token ids (of /v1/completions), and outputs are token ids too.",
     ),
     Option(
         name="enable-prompt-embeds",
@@ -262,9 +261,9 @@ MODEL = (
     Option(
         name="renderer-num-workers",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=1,
         minimum=1,
-        help="Threads that render and tokenize prompts, in each HTTP process.",
+        help="Threads that render and tokenize prompts, in each HTTP process and in the renderer. With 1, short "
+        "prompts are rendered by the HTTP process itself, between its other work.",
     ),
 )
