@@ -30,7 +30,6 @@ Submit = Callable[[list[Add]], Awaitable[Sequence[Stream]]]
 
 FLUSH_S = 2.0
 """How long a flush waits for the collector."""
-_OPERATIONS = {"/chat/completions": "chat", "/completions": "text_completion"}
 
 
 class Tracing:
@@ -108,8 +107,7 @@ class _HttpRequest:
 
     def begin(self, tracer: Tracer, settings: TraceSettings, model_name: str, adds: list[Add]) -> "_TracedRequest":
         """Begin its span, at the time at which it came, as a part of the client's trace if it has one."""
-        path: str = self._scope["path"]
-        operation = next(name for end, name in _OPERATIONS.items() if path.endswith(end))
+        operation = "chat" if self._scope["path"].endswith("/chat/completions") else "text_completion"
         span = tracer.start_span(
             f"{operation} {model_name}",
             _client_context(self._scope),
