@@ -21,18 +21,17 @@ ITERATION = re.compile(r"iteration (\d+): (\d+) context requests, (\d+) context 
 
 @pytest.mark.option("enable-logging-iteration-details")
 @pytest.mark.parametrize("flag", ["--async-scheduling", "--no-async-scheduling"])
-def test_each_step_is_logged(bench: Make, caplog: pytest.LogCaptureFixture, flag: str) -> None:
-    caplog.set_level("INFO")
+def test_each_step_is_logged(bench: Make, logged: pytest.LogCaptureFixture, flag: str) -> None:
     bench_ = bench(config_of(flag, "--enable-logging-iteration-details", "--max-num-batched-tokens", "64"))
     bench_.run(make_add(0, list(range(1, 151)), 10))
-    lines = [ITERATION.fullmatch(message) for message in caplog.messages]
+    lines = [ITERATION.fullmatch(message) for message in logged.messages]
     steps = [tuple(map(int, line.groups()[:5])) for line in lines if line]
     assert [step[2] for step in steps if step[1]] == [64, 64, 22]
     assert [step[3:] for step in steps if not step[1]] == [(1, 1)] * 9
     assert [step[0] for step in steps] == list(range(12))
-    caplog.clear()
+    logged.clear()
     bench(config_of(flag)).run(make_add(0, [1], 2))
-    assert not any(map(ITERATION.fullmatch, caplog.messages))
+    assert not any(map(ITERATION.fullmatch, logged.messages))
 
 
 @pytest.mark.option("stream-interval")

@@ -110,15 +110,14 @@ class Shortest(Scheduler):
 
 
 @pytest.mark.option("scheduler-cls")
-def test_a_scheduler_of_the_users_own(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_a_scheduler_of_the_users_own(logged: pytest.LogCaptureFixture) -> None:
     path = f"{__name__}.Shortest"
     stepper = Stepper("--scheduler-cls", path, "--max-num-seqs", "1")
     adds = [make_add(i, prompt(length, i + 1), 2) for i, length in enumerate((30, 10, 20))]
     steps = stepper.run(adds)
     assert list(dict.fromkeys(i for step in steps for i in step)) == [1, 2, 0]
     assert [stepper.tokens[i] for i in range(3)] == [expected(add.prompt_token_ids, 2) for add in adds]
-    assert f"scheduler: {__name__}:Shortest" in caplog.text
+    assert f"scheduler: {__name__}:Shortest" in logged.text
     for wrong in ("no.such.Thing", "json:dumps", "collections.OrderedDict"):
         with pytest.raises(ConfigError, match="--scheduler-cls"):
             Stepper("--scheduler-cls", wrong)

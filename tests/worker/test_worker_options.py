@@ -1,6 +1,5 @@
 """Options of workers and sampling, seen on a tiny model through the engine."""
 
-import logging
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -84,15 +83,14 @@ def test_values_beside_tokens_are_those_of_the_mode(start: Callable[..., Runner]
 
 
 @pytest.mark.option("attention-backend", "override-attention-dtype")
-def test_every_backend_gives_the_same_tokens(start: Callable[..., Runner], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_every_backend_gives_the_same_tokens(start: Callable[..., Runner], logged: pytest.LogCaptureFixture) -> None:
     wanted = tokens(ask(start()))
     for flags in (
         ("--attention-backend", "auto"), ("--attention-backend", "torch"), ("--override-attention-dtype", "float32"),
     ):  # fmt: skip
-        caplog.clear()
+        logged.clear()
         assert tokens(ask(start(*flags))) == wanted, flags
-        assert "operations for cpu: " in caplog.text
+        assert "operations for cpu: " in logged.text
     with pytest.raises(ConfigError, match="--attention-backend: 'FLASH_ATTN' is not supported"):
         config_of("--attention-backend", "FLASH_ATTN")
     with pytest.raises(ConfigError, match="--override-attention-dtype: 'bfloat16' is not what a CPU does"):
@@ -133,18 +131,17 @@ def test_half_the_share_is_half_the_blocks(facts: ModelFacts, monkeypatch: pytes
 @pytest.mark.option("kv-cache-memory-bytes", "num-gpu-blocks-override", "block-size")
 @pytest.mark.parametrize("block", [16, 32])
 def test_the_cache_has_the_size_that_was_asked_for(
-    facts: ModelFacts, caplog: pytest.LogCaptureFixture, block: int
+    facts: ModelFacts, logged: pytest.LogCaptureFixture, block: int
 ) -> None:
-    caplog.set_level(logging.INFO)
     flags = ("--dtype", "float32", "--max-num-seqs", "4", "--block-size", str(block))
     for more, blocks in (
         (("--kv-cache-memory-bytes", "1M", "--gpu-memory-utilization", "0.1"), None),
         (("--num-gpu-blocks-override", "33"), 33),
     ):
-        caplog.clear()
+        logged.clear()
         engine = Engine.build(config_of(*flags, *more, facts=facts))
         blocks = blocks or (1 << 20) // engine._executor.kv_bytes_per_block()
-        assert f"KV cache: {blocks} blocks of {block} tokens" in caplog.text
+        assert f"KV cache: {blocks} blocks of {block} tokens" in logged.text
         assert engine.stats().blocks_total == blocks
         engine.shutdown()
 
@@ -211,14 +208,13 @@ class Clash:
 
 
 @pytest.mark.option("worker-cls", "worker-extension-cls")
-def test_a_worker_of_the_users_own(start: Callable[..., Runner], caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+def test_a_worker_of_the_users_own(start: Callable[..., Runner], logged: pytest.LogCaptureFixture) -> None:
     wanted = tokens(ask(start()))
     runner = start("--worker-cls", f"{__name__}.Counting", "--worker-extension-cls", f"{__name__}.Extension")
     assert tokens(ask(runner)) == wanted
     ((steps, more),) = runner.engine.collective_rpc("steps_and", more=5)
     assert (steps >= 12, more) == (True, 5)
-    assert f"worker: {__name__}:Counting" in caplog.text
+    assert f"worker: {__name__}:Counting" in logged.text
     with pytest.raises(AttributeError):
         runner.engine.collective_rpc("nothing")
     for flag, path in (("--worker-cls", "no.such.Thing"), ("--worker-cls", f"{__name__}.Extension"),
