@@ -1,6 +1,7 @@
 """`LLM`: one model in this process, without Ray or HTTP."""
 
 import itertools
+import logging
 import operator
 import random
 import threading
@@ -13,13 +14,9 @@ from typing import Any, SupportsIndex, cast
 import msgspec
 
 from rayllm.api.choice import ChoiceText, Piece
-from rayllm.config.files import read_files
-from rayllm.config.hardware import probe_hardware
-from rayllm.config.model_facts import read_model_facts
+from rayllm.config.load import load
 from rayllm.config.parser import parse_mapping
 from rayllm.config.registry import registry
-from rayllm.config.resolve import resolve
-from rayllm.config.states import check_states
 from rayllm.engine.engine import Engine, Outputs
 from rayllm.errors import EngineDead, GenerationFailed, RequestError
 from rayllm.messages.engine import Add
@@ -28,6 +25,8 @@ from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import Limits, check_sampling, output_room
 from rayllm.render.renderer import Renderer
 from rayllm.render.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 CLIENT = 0
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -66,17 +65,16 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        """Load the model: a Hugging Face folder or a GGUF file.
+        """Load the model: a Hugging Face folder, a GGUF file, or a name on the hub.
 
         Raises:
             ConfigError: an option cannot be honoured.
             ModelError: the model's files cannot be used.
         """
         values = registry().values(parse_mapping({"model": model, **options}, registry()))
-        facts = read_model_facts(values["model"])
-        hardware = probe_hardware()
-        check_states(values, registry(), hardware)
-        resolved = resolve(values, facts, hardware, read_files(values, facts))
+        resolved = load(values)
+        for note in resolved.notes:
+            log.warning(note)
         frontend = resolved.serve.frontend
         self.config = resolved.engine
         self._defaults = frontend.generation_defaults

@@ -1,8 +1,9 @@
 """The resolved settings of one engine: plain values, frozen, nothing left to decide but the number of KV blocks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rayllm.config.model_facts import ModelFacts
+from rayllm.config.weights import WeightsConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class EngineConfig:
     """`float32`, `bfloat16` or `float16`."""
     device: str = "cpu"
     attention_backend: str = "auto"
-    load_format: str = "auto"
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     max_model_len: int
     """Prompt and output of one request together, in tokens."""
     max_num_seqs: int = 256

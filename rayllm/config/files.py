@@ -1,17 +1,30 @@
 """Reads the files that options name, so that `resolve` can stay pure."""
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayllm.config.hub import Places
 from rayllm.config.model_facts import ModelFacts, generation_defaults
 from rayllm.config.registry import Values
-from rayllm.errors import ConfigError
+from rayllm.config.weight_files import find_weight_files
+from rayllm.errors import ConfigError, ModelError
 from rayllm.kv.prefix import hash_named
 
-WEIGHT_SUFFIXES = (".safetensors", ".gguf")
+NETWORK_FILE_SYSTEMS = (
+    "nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "glusterfs", "fuse.glusterfs", "beegfs", "gpfs", "9p", "afs",
+    "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.juicefs",
+)  # fmt: skip
+MOUNTS = Path("/proc/self/mounts")
+PACKAGES = {
+    "tensorizer": ("tensorizer", "tensorizer"),
+    "runai_streamer": ("runai_model_streamer", "runai-model-streamer"),
+    "runai_streamer_sharded": ("runai_model_streamer", "runai-model-streamer"),
+}
+"""By --load-format, the module that reads it and the package that brings it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,24 +34,36 @@ class Files:
     chat_template: str | None = None
     generation_config: Mapping[str, Any] | None = None
     """Sampling parameters under our names. None: the model's own are to be used."""
+    tokenizer: str | None = None
+    """Where it lies, if that is not the model's folder."""
+    weight_format: str = "safetensors"
+    """What `auto` finds in the model's folder."""
     weight_bytes: int = 0
     """Size of the weights on disk."""
     log_config: Mapping[str, Any] | None = None
+    network_file_system: str | None = None
+    """The kind of network file system that the model lies on."""
 
 
-def read_files(values: Values, facts: ModelFacts) -> Files:
-    """Read what the options name.
+def read_files(values: Values, facts: ModelFacts, places: Places | None = None, mounts: Path = MOUNTS) -> Files:
+    """Read what the options name. `mounts` is the table of mounted file systems.
 
     Raises:
         ConfigError: a file or a package is missing, or holds something else.
         ModelError: a value in the generation config is out of range.
     """
-    _check_tokenizer(values["tokenizer"])
+    tokenizer = places.tokenizer if places is not None else values["tokenizer"]
+    _check_tokenizer(tokenizer)
     hash_named(values["prefix-caching-hash-algo"])
+    _check_package(values["load-format"])
+    format_, size = _weights(facts, values)
     return Files(
+        tokenizer=tokenizer,
+        weight_format=format_,
+        weight_bytes=size,
+        network_file_system=_network_file_system(Path(facts.path), mounts),
         chat_template=_chat_template(values["chat-template"]),
         generation_config=_generation_config(values["generation-config"]),
-        weight_bytes=_weight_bytes(Path(facts.path)),
         log_config=_log_config(values["log-config-file"]),
     )
 
@@ -88,7 +113,29 @@ def _json_object(option: str, path: Path) -> dict[str, Any]:
     return content
 
 
-def _weight_bytes(path: Path) -> int:
-    if not path.is_dir():
-        return path.stat().st_size if path.exists() else 0
-    return sum(entry.stat().st_size for entry in path.iterdir() if entry.suffix in WEIGHT_SUFFIXES)
+def _check_package(load_format: str) -> None:
+    module, package = PACKAGES.get(load_format, ("", ""))
+    if module and importlib.util.find_spec(module) is None:
+        raise ConfigError("--load-format", f"{load_format} needs the package {package}", f"pip install {package}")
+
+
+def _weights(facts: ModelFacts, values: Values) -> tuple[str, int]:
+    """(format, bytes) of the weights; that there are none is for the loader to say."""
+    wanted = values["load-format"]
+    try:
+        found = find_weight_files(facts.path, "auto" if wanted == "dummy" else wanted, values["ignore-patterns"])
+        return found.format, 0 if wanted == "dummy" else sum(path.stat().st_size for path in found.paths)
+    except (ModelError, OSError):
+        return "safetensors", 0
+
+
+def _network_file_system(path: Path, mounts: Path) -> str | None:
+    """The kind of the network file system that holds a path, None if it is a local one."""
+    try:
+        table = [line.split() for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return None
+    place = path.resolve()
+    holding = [(fields[1], fields[2]) for fields in table if len(fields) > 2 and place.is_relative_to(fields[1])]
+    kind = max(holding, key=lambda entry: len(entry[0]), default=("", ""))[1]
+    return kind if kind in NETWORK_FILE_SYSTEMS else None

@@ -45,11 +45,14 @@ _NEEDED = ("context_length", "embedding_length", "block_count", "feed_forward_le
 _SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 
 
-def config_of(file: GgufFile) -> tuple[str, dict[str, Any]]:
+def config_of(file: GgufFile, overrides: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
     """(architecture, flattened config) of a GGUF model, both as Hugging Face names things.
+
+    `overrides` go over what the file says.
 
     Raises:
         ModelError: the architecture is not supported, or a value that it needs is missing.
+        ConfigError: no model has a value of an override's name.
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -69,7 +72,7 @@ def config_of(file: GgufFile) -> tuple[str, dict[str, Any]]:
     _head_size(config, name, file)
     _sliding_and_scale(config, name)
     config["rope_parameters"] = _rope(config, name, file)
-    return architecture, flatten(config)
+    return architecture, flatten(config, overrides)
 
 
 def _number(value: Any, key: str, file: GgufFile) -> int | float:

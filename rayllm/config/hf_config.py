@@ -1,7 +1,10 @@
 """Hugging Face configs made uniform: nested text configs flattened, omitted values filled in, one form of rope."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
+
+from rayllm.errors import ConfigError
 
 _LLAMA_LIKE = {
     "hidden_act": "silu",
@@ -58,6 +61,17 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """What a config of each `model_type` means by leaving a value out."""
 
+_ROPE_NAMES = ("rope_parameters", "rope_scaling", "rope_theta")
+_OFTEN_ABSENT = (
+    *_ROPE_NAMES, "architectures", "model_type", "dtype", "torch_dtype", "vocab_size", "hidden_size",
+    "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "attention_bias", "mlp_bias", "layer_types", "use_sliding_window", "max_window_layers", "partial_rotary_factor",
+    "original_max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
+    "max_sequence_length", "bos_token_id", "eos_token_id", "attention_multiplier", "embedding_multiplier",
+    "residual_multiplier", "logits_scaling", "use_bidirectional_attention",
+)  # fmt: skip
+"""Values that a model may have, beside those with a default."""
+
 _WITH_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 _LENGTH_NAMES = (
     "max_position_embeddings",
@@ -69,13 +83,15 @@ _LENGTH_NAMES = (
 )
 
 
-def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(config: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A config with its text config, if it nests one, laid over it, and omitted values filled in.
 
-    `rope_parameters` is then always there: one dict, or for Gemma 3 one for each kind of layer.
+    `overrides` go over what it says. `rope_parameters` is then always there: one dict, or for Gemma 3 one for each
+    kind of layer.
 
     Raises:
         ValueError: values of rope have a form that is not known.
+        ConfigError: no model has a value of an override's name.
     """
     flat = dict(config)
     text = flat.pop("text_config", None)
@@ -85,9 +101,66 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
         flat |= {**own, "architectures": flat.get("architectures")}
         if "model_type" not in text:
             flat["model_type"] = f"{outer_type}_text"
+    if overrides:
+        flat = _overridden(flat, overrides)
     filled = {**DEFAULTS.get(str(flat.get("model_type")), {}), **flat}
     filled["rope_parameters"] = _rope_parameters(filled)
     return filled
+
+
+def _overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat config with other values laid over it: objects key by key, all else replaced."""
+    nested = overrides.get("text_config")
+    changes = {**overrides, **nested} if isinstance(nested, Mapping) else dict(overrides)
+    changes.pop("text_config", None)
+    known = {*config, *_OFTEN_ABSENT, *(name for values in DEFAULTS.values() for name in values)}
+    for name in changes.keys() - known:
+        near = difflib.get_close_matches(name, known, n=1)
+        cure = f"did you mean {near[0]}?" if near else "leave it out"
+        raise ConfigError(f"--hf-overrides.{name}", "no model's config has such a value", cure)
+    flat = dict(config)
+    for name, value in changes.items():
+        if name not in _ROPE_NAMES:
+            flat[name] = _merged(flat.get(name), value)
+    kinds, layers = flat.get("layer_types"), flat.get("num_hidden_layers")
+    if "layer_types" not in changes and isinstance(kinds, list) and isinstance(layers, int):
+        flat["layer_types"] = kinds[:layers]
+    rope = {name: changes[name] for name in _ROPE_NAMES if name in changes}
+    return _with_rope(flat, rope) if rope else flat
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return {**old, **{name: _merged(old.get(name), value) for name, value in new.items()}}
+    return new
+
+
+def _with_rope(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A flat config whose rope is changed, in whichever of its spellings either is written."""
+    old = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    names = [name for name in _ROPE_NAMES[:2] if name in changes]
+    given = changes[names[0]] if names else {}
+    if given is None:
+        given = {"rope_type": "default"}
+    flat = {name: value for name, value in config.items() if name != "rope_scaling"}
+    if not isinstance(old, Mapping) or not isinstance(given, Mapping):
+        return {**flat, "rope_parameters": given}
+    theta = {"rope_theta": changes["rope_theta"]} if "rope_theta" in changes else {}
+    kinds = [kind for kind, values in {**old, **given}.items() if isinstance(values, Mapping)]
+    if not kinds:
+        return {**flat, "rope_parameters": {**_replaced(old, given), **theta}}
+    # One for each kind of layer; what is given for none of them is for the layers that see everything.
+    loose = {name: value for name, value in given.items() if name not in kinds}
+    rope = {kind: _replaced(old.get(kind, {}), given.get(kind, {})) for kind in kinds}
+    rope["full_attention"] = {**_replaced(rope.get("full_attention", {}), loose), **theta}
+    return {**flat, "rope_parameters": rope}
+
+
+def _replaced(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Rope parameters changed. Those that name a type displace what belongs to the old type."""
+    if "rope_type" in new or "type" in new:
+        old = {name: value for name, value in old.items() if name in ("rope_theta", "partial_rotary_factor")}
+    return {**old, **new}
 
 
 def max_model_len(config: Mapping[str, Any]) -> int | None:

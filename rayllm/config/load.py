@@ -4,16 +4,20 @@ from dataclasses import replace
 
 from rayllm.config.files import read_files
 from rayllm.config.hardware import probe_hardware
-from rayllm.config.model_facts import read_model_facts
+from rayllm.config.hub import Places, locate
+from rayllm.config.model_facts import ConfigSource, read_model_facts
 from rayllm.config.observability import check_trace_packages
 from rayllm.config.plan import plan_lines
 from rayllm.config.registry import Values, registry
 from rayllm.config.resolve import Resolved, resolve
 from rayllm.config.states import check_states
+from rayllm.model.families import without_windows
 
 
 def load(values: Values, api_key: str | None = None) -> Resolved:
-    """Resolve the options on this machine. Takes a fraction of a second, and loads no torch.
+    """Resolve the options on this machine, where the model has been fetched to if it is on the hub.
+
+    Takes a fraction of a second where it is here already, and loads no torch.
 
     Raises:
         ConfigError: an option cannot be honoured.
@@ -21,11 +25,23 @@ def load(values: Values, api_key: str | None = None) -> Resolved:
     """
     hardware = probe_hardware()
     warnings = check_states(values, registry(), hardware)
-    facts = read_model_facts(values["model"])
-    resolved = resolve(values, facts, hardware, read_files(values, facts), api_key)
+    places = locate(values)
+    facts = read_model_facts(places.model, _config_source(values, places))
+    if values["disable-sliding-window"]:
+        facts = without_windows(facts)
+    resolved = resolve(values, facts, hardware, read_files(values, facts, places), api_key)
     check_trace_packages(resolved.serve.frontend.traces)
     return replace(
         resolved,
         notes=(*values.notes, *warnings, *resolved.notes),
         plan=tuple(plan_lines(values, resolved, hardware)),
+    )
+
+
+def _config_source(values: Values, places: Places) -> ConfigSource:
+    return ConfigSource(
+        path=places.config,
+        format=values["config-format"],
+        overrides=values["hf-overrides"],
+        trusted=values["trust-remote-code"],
     )

@@ -9,8 +9,9 @@ from typing import Any
 
 from rayllm.config.gguf_config import config_of
 from rayllm.config.gguf_file import GgufFile, read_gguf
-from rayllm.config.hf_config import flatten, max_model_len
-from rayllm.errors import ModelError
+from rayllm.config.hf_config import DEFAULTS, flatten, max_model_len
+from rayllm.config.mistral_config import config_of as mistral_config
+from rayllm.errors import ConfigError, ModelError
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _DEFAULT_LENGTH = 2048
@@ -27,6 +28,8 @@ class ModelFacts:
 
     path: str
     """A model folder, or one GGUF file."""
+    config_file: str | None = None
+    """Where the config is read from, if that is not config.json in the folder."""
     format: str
     """`hf` or `gguf`."""
     architecture: str
@@ -42,33 +45,61 @@ class ModelFacts:
     bos_token_id: int | None = None
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters that the model's generation config sets, under our names."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the config that an option changed."""
+    windows: bool = True
+    """Whether layers keep their sliding windows."""
 
 
-def read_model_facts(path: str) -> ModelFacts:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigSource:
+    """How a model's config is read."""
+
+    path: str | None = None
+    """A folder with the config, or its file, if that is not the model's folder."""
+    format: str = "auto"
+    """`hf` (config.json), `mistral` (params.json), or `auto`: the first of them that is there."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Values that go over those of the config."""
+    trusted: bool = False
+    """Whether a config that code of its own would complete is taken as it stands."""
+
+
+def read_model_facts(path: str, source: ConfigSource | None = None) -> ModelFacts:
     """Read the facts of the model at `path`, a Hugging Face folder or a GGUF file.
 
     Raises:
         ModelError: nothing is there, or a file is damaged; names the file.
+        ConfigError: an option about the config cannot be honoured for this model.
     """
-    place = Path(path)
+    source, place = source or ConfigSource(), Path(path)
     if place.is_dir():
-        return _read_folder(place)
+        return _read_folder(place, source)
     if place.is_file():
-        return _read_gguf(read_gguf(path, arrays=False))
-    raise ModelError(path, "no such file or folder; give a model folder with a config.json, or a .gguf file")
+        return _read_gguf(path, source)
+    raise ModelError(
+        path,
+        "no such file or folder; give a model folder with a config.json, a .gguf file, or a name on the hub such as "
+        "Qwen/Qwen3-0.6B",
+    )
 
 
-def _read_folder(folder: Path) -> ModelFacts:
-    file = folder / "config.json"
+def _read_folder(folder: Path, source: ConfigSource) -> ModelFacts:
+    file = _config_file(folder, source)
+    ggufs = sorted(folder.glob("*.gguf"))
+    if source.path is not None and not file.is_file():
+        raise ConfigError("--hf-config-path", f"{file} does not exist", "name a folder that holds a config.json")
+    if not file.is_file() and len(ggufs) == 1 and source.format == "auto":
+        return _read_gguf(str(ggufs[0]), source)
     if not file.is_file():
-        ggufs = sorted(folder.glob("*.gguf"))
-        if len(ggufs) == 1:
-            return _read_gguf(read_gguf(str(ggufs[0]), arrays=False))
-        raise ModelError(str(file), "missing, and the folder does not hold exactly one .gguf file either")
+        other = ", and the folder does not hold exactly one .gguf file either" if source.format == "auto" else ""
+        raise ModelError(str(file), f"missing{other}")
+    raw = _read_json(file)
     try:
-        config = flatten(_read_json(file))
+        config = flatten(mistral_config(raw) if file.name == "params.json" else raw, source.overrides)
     except ValueError as e:
         raise ModelError(str(file), str(e)) from e
+    _check_own_code(config, file, source)
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
         raise ModelError(str(file), "architectures: missing; it must name the model's class")
@@ -84,7 +115,9 @@ def _read_folder(folder: Path) -> ModelFacts:
     begins = _token_ids(config.get("bos_token_id"), "bos_token_id", vocab_size, file)
     return ModelFacts(
         path=str(folder),
+        config_file=str(file),
         format="hf",
+        overrides=source.overrides,
         architecture=architectures[0],
         config=config,
         vocab_size=vocab_size,
@@ -96,8 +129,35 @@ def _read_folder(folder: Path) -> ModelFacts:
     )
 
 
-def _read_gguf(gguf: GgufFile) -> ModelFacts:
-    architecture, config = config_of(gguf)
+def _config_file(folder: Path, source: ConfigSource) -> Path:
+    """The file that holds the config, or should."""
+    place = Path(source.path) if source.path is not None else folder
+    if place.is_file():
+        return place
+    if source.format == "mistral" or (
+        source.format == "auto" and not (place / "config.json").is_file() and (place / "params.json").is_file()
+    ):
+        return place / "params.json"
+    return place / "config.json"
+
+
+def _check_own_code(config: Mapping[str, Any], file: Path, source: ConfigSource) -> None:
+    """Refuse a config that means what its own code says, unless the user takes it as it stands."""
+    code = (config.get("auto_map") or {}).get("AutoConfig")
+    if code and config.get("model_type") not in DEFAULTS and not source.trusted:
+        raise ConfigError(
+            "--trust-remote-code",
+            f"{file} is completed by code of its own, {code}, which rayllm does not run",
+            "give the option to take the file as it stands, with rayllm's implementation of the architecture",
+        )
+
+
+def _read_gguf(path: str, source: ConfigSource) -> ModelFacts:
+    for option, given in (("--hf-config-path", source.path), ("--config-format", source.format != "auto")):
+        if given:
+            raise ConfigError(option, f"{path} is a GGUF file, which holds its own config", "leave it out")
+    gguf = read_gguf(path, arrays=False)
+    architecture, config = config_of(gguf, source.overrides)
     file, vocab_size = Path(gguf.path), config["vocab_size"]
     ends: list[int] = []
     for kind in ("eos", "eot", "eom"):
@@ -118,6 +178,7 @@ def _read_gguf(gguf: GgufFile) -> ModelFacts:
     return ModelFacts(
         path=gguf.path,
         format="gguf",
+        overrides=source.overrides,
         architecture=architecture,
         config=config,
         vocab_size=vocab_size,

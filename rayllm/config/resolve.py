@@ -17,6 +17,7 @@ from rayllm.config.observability import (
 )
 from rayllm.config.registry import Values, registry
 from rayllm.config.serve import FrontendSettings, HttpSettings, RequestLogSettings, ServeSettings, TlsSettings
+from rayllm.config.weights import resolve_weights, weight_notes
 from rayllm.errors import ConfigError
 
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
@@ -107,17 +108,20 @@ def resolve(
     Raises:
         ConfigError: options contradict one another, the model or the machine.
     """
-    engine = resolve_engine(values, facts, hardware, files.weight_bytes)
+    engine = resolve_engine(values, facts, hardware, files)
     serve = _resolve_serve(values, facts, engine, files, api_key)
-    return Resolved(engine=engine, serve=serve, notes=tuple(_notes(values)))
+    return Resolved(engine=engine, serve=serve, notes=(*weight_notes(values, facts), *_notes(values)))
 
 
-def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight_bytes: int = 0) -> EngineConfig:
-    """The settings of each engine, whose weights take `weight_bytes` on disk.
+def resolve_engine(
+    values: Values, facts: ModelFacts, hardware: Hardware, files: Files | None = None
+) -> EngineConfig:
+    """The settings of each engine.
 
     Raises:
         ConfigError: options contradict one another, the model or the machine.
     """
+    files = files or Files()
     engines = values["data-parallel-size"]
     dtype = _dtype(values["dtype"], facts)
     block_size = values["block-size"] or DEFAULT_BLOCK_SIZE
@@ -126,7 +130,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
     share = CPU_MEMORY_SHARE * values["gpu-memory-utilization"] / 0.92
     blocks = values["num-gpu-blocks-override"]
     # With no size given, weights and KV come out of the same free memory.
-    kv_free = int(AUTO_MARGIN * share * max(0, hardware.memory / engines - weight_bytes))
+    kv_free = int(AUTO_MARGIN * share * max(0, hardware.memory / engines - files.weight_bytes))
     max_model_len = _max_model_len(values, facts, dtype, block_size, kv_free)
     if blocks is not None and blocks * block_size < max_model_len:
         raise ConfigError(
@@ -139,7 +143,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, weight
         dtype=dtype,
         device="cpu",
         attention_backend=values["attention-backend"] or "auto",
-        load_format=_load_format(values["load-format"], facts),
+        weights=resolve_weights(values, facts, hardware, files),
         max_model_len=max_model_len,
         max_num_seqs=values["max-num-seqs"] or DEFAULT_STEPS[values["performance-mode"]][1],
         max_num_batched_tokens=_batched_tokens(values, max_model_len),
@@ -229,7 +233,7 @@ def _resolve_serve(
     frontend = FrontendSettings(
         model_path=facts.path,
         served_model_names=names,
-        tokenizer_path=None if values["skip-tokenizer-init"] else values["tokenizer"] or facts.path,
+        tokenizer_path=None if values["skip-tokenizer-init"] else files.tokenizer or facts.path,
         max_model_len=engine.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
@@ -383,14 +387,6 @@ def _dtype(wanted: str, facts: ModelFacts) -> str:
         return DTYPE_NAMES.get(wanted, wanted)
     # A CPU has bfloat16 products and hardly any for float16; the range of bfloat16 covers that of float16.
     return "bfloat16" if facts.dtype == "float16" else facts.dtype
-
-
-def _load_format(wanted: str, facts: ModelFacts) -> str:
-    if wanted == "safetensors" and facts.format == "gguf":
-        raise ConfigError("--load-format", f"{facts.path} is a GGUF file", "leave it out")
-    if wanted == "gguf" and facts.format != "gguf":
-        raise ConfigError("--load-format", f"{facts.path} is not a GGUF file", "leave it out")
-    return wanted
 
 
 def _max_model_len(values: Values, facts: ModelFacts, dtype: str, block_size: int, free: int) -> int:

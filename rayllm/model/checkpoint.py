@@ -1,22 +1,26 @@
-"""Safetensors files of a Hugging Face folder, as tensors that are read when needed and no further than needed."""
+"""Checkpoints of a Hugging Face folder, as tensors that are read when needed and no further than needed."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from rayllm.config.weight_files import WeightFiles
+from rayllm.config.weights import WeightsConfig
 from rayllm.errors import ModelError
 from rayllm.model.layers import Stored
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Dtypes that can be loaded, and their bytes."""
+_KINDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_CHUNK = 16 << 20
+"""Bytes of a file that are fetched at a time."""
 
 
 class SizedStored(Stored):
@@ -30,11 +34,13 @@ class Checkpoint:
     """All tensors of a model."""
 
     tensors: Mapping[str, Any]
-    """By name: `SizedStored`."""
+    """By name, in the order of the files: `SizedStored`."""
     files: Mapping[str, str]
     """The file each tensor should be in, where an index says so."""
     origin: str
     """The file to blame for a tensor that no index mentions."""
+    stream: Callable[[], Iterator[tuple[str, Any]]] | None = field(default=None, kw_only=True)
+    """What reads the tensors in an order of its own, each to be used before the next is taken."""
 
     def file_for(self, name: str) -> str:
         """The file that a missing tensor is missing from."""
@@ -63,54 +69,85 @@ class SafeTensor:
             raise ModelError(self.file, f"cannot be read: {e}", self.name) from e
 
 
-def open_folder(path: str) -> Checkpoint:
-    """Open the weights of a folder: the files that its index names, else its one file, else all that look like parts.
+class LoadedTensor:
+    """One tensor that is in memory, or mapped into it."""
+
+    def __init__(self, file: str, name: str, tensor: Tensor) -> None:
+        if tensor.dtype not in _KINDS:
+            known = ", ".join(_KINDS.values())
+            raise ModelError(file, f"dtype {tensor.dtype} is not supported, only {known}", name)
+        self.name, self.file, self._tensor = name, file, tensor
+        self.shape, self.kind = tuple(tensor.shape), _KINDS[tensor.dtype]
+        self.nbytes = tensor.numel() * tensor.element_size()
+
+    def read_stored(self, rows: slice) -> Tensor:
+        raise AssertionError(f"{self.name} is not quantized")
+
+    def read(self, rows: slice, columns: slice | None = None) -> Tensor:
+        """See `Stored`."""
+        return self._tensor[rows] if columns is None else self._tensor[rows, columns]
+
+
+def open_safetensors(files: WeightFiles, weights: WeightsConfig) -> Checkpoint:
+    """Open safetensors files by the strategy that is wanted.
 
     Raises:
-        ModelError: there are none, or a file is missing, damaged, or lacks a tensor that the index promises.
+        ModelError: a file is missing, damaged, or lacks a tensor that the index promises.
     """
-    folder = Path(path)
-    index = folder / _INDEX
-    if index.is_file():
-        promised = _read_index(index)
-        files = sorted({folder / name for name in promised.values()})
-        origin = index
-    else:
-        promised = {}
-        files = [folder / _SINGLE]
-        if not files[0].is_file():
-            files = sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))
-        origin = files[0] if len(files) == 1 else folder
-    if not files:
-        raise ModelError(path, "holds no *.safetensors files; other formats of weights are not supported")
-    tensors: dict[str, SafeTensor] = {}
-    for file in files:
-        for name, tensor in _open_file(file).items():
+    openers = {"lazy": _open_mapped, "eager": _read_whole, "prefetch": _prefetch}
+    return gather(files, openers[weights.strategy], weights.threads)
+
+
+def gather(files: WeightFiles, opener: Callable[[Path], Mapping[str, Any]], threads: int = 1) -> Checkpoint:
+    """The tensors of several files together, each opened by `opener`.
+
+    Raises:
+        ModelError: a file is missing or damaged, lacks a tensor that the index promises, or repeats one.
+    """
+    tensors: dict[str, Any] = {}
+    for file, opened in zip(files.paths, _opened(files.paths, opener, threads), strict=True):
+        for name, tensor in opened.items():
             if name in tensors:
                 raise ModelError(str(file), f"is in {Path(tensors[name].file).name} as well", name)
             tensors[name] = tensor
-    for name, file_name in promised.items():
+    for name, promised in files.promised.items():
         if name not in tensors:
-            raise ModelError(str(folder / file_name), f"missing, though {_INDEX} says that it is there", name)
-    return Checkpoint(tensors, {name: str(folder / file) for name, file in promised.items()}, str(origin))
+            index = Path(files.origin).name
+            raise ModelError(promised, f"missing, though {index} says that it is there", name)
+    return Checkpoint(tensors, files.promised, files.origin)
 
 
-def _read_index(index: Path) -> dict[str, str]:
-    try:
-        promised = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise ModelError(str(index), f"cannot be read, or has no weight_map: {e}") from e
-    if not isinstance(promised, dict) or not promised or not all(isinstance(v, str) for v in promised.values()):
-        raise ModelError(str(index), "weight_map must map names of tensors to names of files")
-    return promised
+def _opened(
+    paths: Sequence[Path], opener: Callable[[Path], Mapping[str, Any]], threads: int
+) -> Iterator[Mapping[str, Any]]:
+    for path in paths:
+        if not path.is_file():
+            raise ModelError(str(path), "missing")
+    with ThreadPoolExecutor(threads) as pool:
+        yield from pool.map(opener, paths)
 
 
-def _open_file(file: Path) -> dict[str, SafeTensor]:
-    if not file.is_file():
-        raise ModelError(str(file), "missing")
+def _open_mapped(file: Path) -> Mapping[str, SafeTensor]:
     try:
         # The handle is kept open by the tensors made from it.
         handle = safe_open(str(file), framework="pt")
         return {name: SafeTensor(str(file), handle, name) for name in handle.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as e:
         raise ModelError(str(file), f"not a whole safetensors file, perhaps truncated: {e}") from e
+
+
+def _read_whole(file: Path) -> Mapping[str, LoadedTensor]:
+    try:
+        tensors = safetensors.torch.load(file.read_bytes())
+    except (SafetensorError, OSError) as e:
+        raise ModelError(str(file), f"not a whole safetensors file, perhaps truncated: {e}") from e
+    return {name: LoadedTensor(str(file), name, tensor) for name, tensor in tensors.items()}
+
+
+def _prefetch(file: Path) -> Mapping[str, SafeTensor]:
+    """Read a file from start to end, so that the page cache holds what is mapped."""
+    with file.open("rb", buffering=0) as data:
+        buffer = bytearray(_CHUNK)
+        while data.readinto(buffer):
+            pass
+    return _open_mapped(file)

@@ -76,15 +76,34 @@ def spec_of(facts: ModelFacts) -> DecoderSpec:
     family = FAMILIES.get(facts.architecture)
     if family is None:
         known = f"not supported; these are: {', '.join(sorted(FAMILIES))}"
+        if facts.config.get("auto_map"):
+            known += "; code of the model's own is not run, with or without --trust-remote-code"
         raise ModelError(config_file(facts), f"architecture {facts.architecture!r} is {known}")
     spec = family(_Config(facts))
+    if not facts.windows:
+        spec = replace(spec, windows=(None,) * spec.num_layers)
     # Files of GGUF format hold the norm weights of Gemma with the one added.
     return replace(spec, norm_plus_one=False) if facts.format == "gguf" else spec
 
 
+def without_windows(facts: ModelFacts) -> ModelFacts:
+    """The facts of a model whose layers see everything, with no more context than the windows had; the same facts
+    where there are no windows.
+
+    Raises:
+        ModelError: as `spec_of`.
+    """
+    windows = [window for window in spec_of(facts).windows if window is not None]
+    if not windows:
+        return facts
+    return replace(facts, windows=False, max_model_len=min(facts.max_model_len, *windows))
+
+
 def config_file(facts: ModelFacts) -> str:
     """The file that a fault of the config is in."""
-    return facts.path if facts.format == "gguf" else str(Path(facts.path) / "config.json")
+    if facts.format == "gguf":
+        return facts.path
+    return facts.config_file or str(Path(facts.path) / "config.json")
 
 
 class _Config:

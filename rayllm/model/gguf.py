@@ -96,12 +96,12 @@ class GgufTensor:
             values = self._rows(slice(0, 1))[0][rows]
         else:
             values = self._rows(rows) if columns is None else self._rows(rows)[:, columns]
-        return _in_halves(values, self._paired) if self._paired else values
+        return in_halves(values, self._paired) if self._paired else values
 
     def read_stored(self, rows: slice) -> Tensor:
         """See `Stored`."""
         data = torch.from_numpy(self._data_RB[rows])
-        return _in_halves(data, self._paired) if self._paired else data
+        return in_halves(data, self._paired) if self._paired else data
 
     def _rows(self, rows: slice) -> Tensor:
         data_RB = self._data_RB[rows]
@@ -112,7 +112,7 @@ class GgufTensor:
         return out
 
 
-def _in_halves(values: Tensor, head_size: int) -> Tensor:
+def in_halves(values: Tensor, head_size: int) -> Tensor:
     """Rows of whole heads, from pairs (0, 1), (2, 3)... to halves: all first members, then all second ones."""
     assert len(values) % head_size == 0, (values.shape, head_size)
     pairs = values.view(-1, head_size // 2, 2, *values.shape[1:])

@@ -1,28 +1,42 @@
 """From a model's files to a `Decoder` whose parameters are filled, rank by rank and tensor by tensor."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+import logging
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from tqdm import tqdm
 
 from rayllm.config.model_facts import ModelFacts
+from rayllm.config.weight_files import WeightFiles, find_weight_files, rank_files
+from rayllm.config.weights import SAFETENSORS, WeightsConfig
 from rayllm.errors import ModelError
-from rayllm.model.checkpoint import Checkpoint, open_folder
+from rayllm.model.checkpoint import Checkpoint, open_safetensors
 from rayllm.model.decoder import Decoder
 from rayllm.model.families import config_file, spec_of
 from rayllm.model.gguf import gguf_names, open_gguf
 from rayllm.model.layers import Layer, Norm, Placement, SplitNorm, Stored
+from rayllm.model.mistral import MISTRAL_NAMES, in_our_order
+from rayllm.model.pickled import open_numpy_cache, open_pickled
 from rayllm.model.spec import DecoderSpec, WeightNames
+from rayllm.model.streamed import open_streamed, open_tensorized
 from rayllm.parallel.group import Group, SingleGroup
 from rayllm_kernels import Needs, select
 
-LoadFormat = Literal["auto", "dummy"]
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all, after each tensor."""
+log = logging.getLogger(__name__)
 
 _IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
 """Buffers that old checkpoints hold and the config determines."""
+_OF_LAYER = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
+_SHARDED = ("sharded_state", "runai_streamer_sharded")
 
 
 def load_model(
@@ -30,30 +44,40 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     group: Group | None = None,
-    load_format: LoadFormat = "auto",
-    progress: Progress | None = None,
+    weights: WeightsConfig | None = None,
     max_model_len: int | None = None,
     keeps: frozenset[str] = frozenset(),
     seed: int = 0,
 ) -> Decoder:
     """Make this rank's share of a model, ready for `torch.inference_mode`.
 
-    `dummy` fills it with random weights drawn from `seed` and reads no weight file. `max_model_len` is the longest
-    context that will be served (by default what the facts allow); kinds of rope that depend on length are set by it.
-    Matrices of the quantized kinds in `keeps` are left as they are stored, for `CompiledDecoder`; the decoder by itself
-    cannot run then.
+    `weights` says how they are read; its format `dummy` fills the model with random ones drawn from `seed`, and reads
+    no file. `max_model_len` is the longest context that will be served (by default what the facts allow); kinds of rope
+    that depend on length are set by it. Matrices of the quantized kinds in `keeps` are left as they are stored, for
+    `CompiledDecoder`; the decoder by itself cannot run then.
 
     Raises:
         ModelError: the architecture is unknown, or a file is missing, damaged, or does not fit it.
-        ConfigError: the ranks cannot divide the model.
+        ConfigError: the ranks cannot divide the model, or an option about its files cannot be honoured.
     """
-    spec = spec_of(facts)
-    place = Placement(select(device.type, needs_of(spec, dtype)), dtype, device, group or SingleGroup(), keeps)
+    began = time.monotonic()
+    spec, weights, group = spec_of(facts), weights or WeightsConfig(), group or SingleGroup()
+    place = Placement(select(device.type, needs_of(spec, dtype)), dtype, device, group, keeps)
     model = Decoder(spec, place, max_model_len or facts.max_model_len)
-    if load_format == "dummy":
+    if weights.format == "dummy":
         _fill_randomly(model, seed)
-    else:
-        fill(model, *_open(facts, spec, dtype), progress)
+        log.info("%d layers of random weights, as %s", spec.num_layers, dtype)
+        return model.eval()
+    files = _files(facts, weights, group.rank)
+    weights = replace(weights, format=files.format)
+    checkpoint, names = _open(facts, files, weights, dtype), _names(facts, spec, files.format)
+    targets = dict(_own_targets(model) if weights.format in _SHARDED else _targets(model, names, checkpoint))
+    _check(targets, checkpoint, partial(_ignorable, model=model, names=names, facts=facts))
+    _fill(targets, checkpoint, weights.threads, weights.show_progress and group.rank == 0)
+    log.info(
+        "read %d layers from %d files of %s%s in %.1f s, as %s",
+        spec.num_layers, len(files.paths), weights.format, _described(weights), time.monotonic() - began, dtype,
+    )  # fmt: skip
     return model.eval()
 
 
@@ -62,45 +86,111 @@ def needs_of(spec: DecoderSpec, dtype: torch.dtype) -> Needs:
     return Needs(dtype=dtype, head_size=spec.head_size, soft_cap=spec.attention_soft_cap is not None)
 
 
-def _open(facts: ModelFacts, spec: DecoderSpec, dtype: torch.dtype) -> tuple[Checkpoint, WeightNames]:
-    if facts.format == "gguf":
-        return open_gguf(facts, dtype), gguf_names(facts)
+def _names(facts: ModelFacts, spec: DecoderSpec, format_: str) -> WeightNames:
+    """How the files of a format name a model's tensors."""
+    if format_ == "gguf":
+        return gguf_names(facts)
+    return MISTRAL_NAMES if format_ == "mistral" else spec.names
+
+
+def _described(weights: WeightsConfig) -> str:
+    """How they were read, in words."""
+    parts = []
+    if weights.format in SAFETENSORS:
+        why = f" ({weights.strategy_reason})" if weights.strategy_reason else ""
+        parts.append(f"strategy {weights.strategy}{why}")
+    if weights.threads > 1:
+        parts.append(f"{weights.threads} threads")
+    parts += [f"{name} {value}" for name, value in weights.extra.items()]
+    return f" with {', '.join(parts)}" if parts else ""
+
+
+def _files(facts: ModelFacts, weights: WeightsConfig, rank: int) -> WeightFiles:
     if facts.config.get("quantization_config"):
         raise ModelError(config_file(facts), "quantization_config: quantized checkpoints are not supported")
-    return open_folder(facts.path), spec.names
+    if facts.format == "gguf":
+        return find_weight_files(facts.path)
+    if weights.extra.get("tensorizer_uri"):
+        return WeightFiles(format=weights.format, paths=(), origin=weights.extra["tensorizer_uri"])
+    if weights.format in _SHARDED:
+        return replace(rank_files(facts.path, weights.pattern, rank), format=weights.format)
+    return find_weight_files(facts.path, weights.format, weights.ignored)
 
 
-def fill(model: Decoder, checkpoint: Checkpoint, names: WeightNames, progress: Progress | None = None) -> None:
-    """Copy a checkpoint into a model's parameters, after checking that names and shapes match.
+def _open(facts: ModelFacts, files: WeightFiles, weights: WeightsConfig, dtype: torch.dtype) -> Checkpoint:
+    match files.format:
+        case "gguf":
+            return open_gguf(facts, dtype)
+        case "mistral":
+            return in_our_order(open_safetensors(files, weights), facts)
+        case "pt":
+            return open_pickled(files, weights)
+        case "npcache":
+            return open_numpy_cache(facts.path, files, weights)
+        case "tensorizer":
+            return open_tensorized(files, weights)
+        case "runai_streamer" | "runai_streamer_sharded":
+            return open_streamed(files, weights)
+    return open_safetensors(files, weights)
 
-    Raises:
-        ModelError: a tensor is missing, superfluous, of the wrong shape, or cannot be read.
-    """
-    targets = dict(_targets(model, names, checkpoint))
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a tensor goes."""
+
+    shape: tuple[int, ...]
+    """That a checkpoint must store it in."""
+    fill: Callable[[Stored], None]
+
+
+def _check(targets: Mapping[str, Target], checkpoint: Checkpoint, ignorable: Callable[[str], bool]) -> None:
+    """Raise a ModelError unless the checkpoint has what the model needs, and nothing that it has no place for."""
     for name in checkpoint.tensors:
-        if name not in targets and not _ignorable(name, model, names):
+        if name not in targets and not ignorable(name):
             raise ModelError(checkpoint.tensors[name].file, "the architecture has no place for it", name)
-    for name, (layer, kind, parts) in targets.items():
+    for name, target in targets.items():
         if name not in checkpoint.tensors:
             raise ModelError(checkpoint.file_for(name), "missing", name)
-        stored, expected = checkpoint.tensors[name], layer.stored_shape(kind, parts)
-        if stored.shape != expected:
+        stored = checkpoint.tensors[name]
+        if stored.shape != target.shape:
             raise ModelError(
-                stored.file, f"shape {list(stored.shape)}, where the config makes it {list(expected)}", name
+                stored.file, f"shape {list(stored.shape)}, where the config makes it {list(target.shape)}", name
             )
-    total = sum(checkpoint.tensors[name].nbytes for name in targets)
-    done = 0
-    with torch.no_grad():
-        for name, (layer, kind, parts) in targets.items():
-            stored = checkpoint.tensors[name]
-            layer.fill(kind, parts, stored)
-            done += stored.nbytes
-            if progress is not None:
-                progress(done, total)
 
 
-Target = tuple[Layer, str, tuple[str, ...]]
-"""Where a tensor goes: a layer, `weight` or `bias`, and the parts of it."""
+def _fill(targets: Mapping[str, Target], checkpoint: Checkpoint, threads: int, show_progress: bool) -> None:
+    """Copy a checkpoint into a model's parameters, file by file, with a progress bar over the files."""
+    left = Counter(checkpoint.tensors[name].file for name in targets)
+    source = checkpoint.stream() if checkpoint.stream is not None else iter(checkpoint.tensors.items())
+
+    def put(item: tuple[str, Any]) -> str:
+        name, stored = item
+        with torch.no_grad():
+            targets[name].fill(stored)
+        file: str = stored.file
+        return file
+
+    wanted = (item for item in source if item[0] in targets)
+    # In this thread where there is one: torch's number of threads is a thread's own setting.
+    with (
+        tqdm(desc="Loading weights", total=len(left), unit="file", file=sys.stderr, disable=not show_progress) as bar,
+        ThreadPoolExecutor(threads) as pool,
+    ):
+        done: Iterable[str] = map(put, wanted) if threads == 1 else pool.map(put, wanted)
+        for file in done:
+            left[file] -= 1
+            if not left[file]:
+                bar.update()
+
+
+def _own_targets(model: Decoder) -> Iterator[tuple[str, Target]]:
+    """A rank's own parameters, under their own names."""
+
+    def fill(parameter: Tensor, stored: Stored) -> None:
+        parameter.copy_(stored.read(slice(None)))
+
+    for name, parameter in model.named_parameters():
+        yield name, Target(tuple(parameter.shape), partial(fill, parameter))
 
 
 def _targets(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> Iterator[tuple[str, Target]]:
@@ -124,8 +214,9 @@ def _at(root: nn.Module, stem: str, place: str) -> Iterator[tuple[str, Target]]:
     if layer is None:
         return
     assert isinstance(layer, Layer), place
+    split = tuple(parts.split("+"))
     for kind in layer.kinds:
-        yield f"{stem}.{kind}", (layer, kind, tuple(parts.split("+")))
+        yield f"{stem}.{kind}", Target(layer.stored_shape(kind, split), partial(layer.fill, kind, split))
 
 
 def _used_prefix(prefixes: tuple[str, ...] | list[str], tensors: Mapping[str, Stored]) -> str:
@@ -133,7 +224,10 @@ def _used_prefix(prefixes: tuple[str, ...] | list[str], tensors: Mapping[str, St
     return next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in tensors)), prefixes[0])
 
 
-def _ignorable(name: str, model: Decoder, names: WeightNames) -> bool:
+def _ignorable(name: str, model: Decoder, names: WeightNames, facts: ModelFacts) -> bool:
+    layer = _OF_LAYER.search(name)
+    if layer is not None and "num_hidden_layers" in facts.overrides and int(layer[1]) >= model.spec.num_layers:
+        return True
     if model.spec.tied and name.endswith("lm_head.weight"):
         return True
     return name.endswith(_IGNORED_ENDINGS) or name.startswith(names.ignored)

@@ -5,6 +5,7 @@ import struct
 from pathlib import Path
 
 from rayllm.config.engine import EngineConfig
+from rayllm.config.weight_files import find_weight_files
 from rayllm.errors import ModelError
 from rayllm.model.families import spec_of
 
@@ -18,9 +19,14 @@ def check_model(config: EngineConfig) -> None:
         ModelError: names the file.
     """
     spec_of(config.model)
-    if config.model.format == "hf" and config.load_format != "dummy":
-        for file in sorted(Path(config.model.path).glob("*.safetensors")):
-            if not file.name.startswith("consolidated"):  # Another format's copy, which is never opened.
+    weights = config.weights
+    if config.model.format == "hf" and weights.format != "dummy" and "tensorizer_uri" not in weights.extra:
+        try:
+            files = find_weight_files(config.model.path, weights.format, weights.ignored).paths
+        except ModelError:
+            return  # Weights may lie where the engines run.
+        for file in files:
+            if file.suffix == ".safetensors" and file.is_file():
                 _check_length(file)
 
 

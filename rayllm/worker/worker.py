@@ -137,7 +137,7 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
     """
     compiled = device.type == "cpu" and config.attention_backend != "torch" and library() is not None
     decoder = load_model(
-        config.model, DTYPES[config.dtype], device, load_format=config.load_format,
+        config.model, DTYPES[config.dtype], device, weights=config.weights,
         max_model_len=config.max_model_len, keeps=KEPT_KINDS if compiled else frozenset(),
         seed=config.seed,
     )  # fmt: skip

@@ -7,9 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from rayllm.config.load import load as config_load
 from rayllm.config.model_facts import read_model_facts
+from rayllm.config.parser import parse_arguments
+from rayllm.config.registry import registry
 from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model
+from rayllm.model.precheck import check_model
+from rayllm.worker.worker import build_model
 from tests.models import make_tiny
 
 
@@ -38,6 +43,21 @@ def load() -> Callable[..., Decoder]:
 
     def get(path: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Decoder:
         return load_model(read_model_facts(str(path)), dtype, torch.device("cpu"), **more)
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., Decoder]:
+    """What an engine does with a command line of `rayllm serve`, up to the loaded model; float32 unless it says."""
+
+    def get(path: Path | str, *arguments: str) -> Decoder:
+        flags = [str(path), "--attention-backend", "torch", "--dtype", "float32", "--no-use-tqdm-on-load", *arguments]
+        engine = config_load(parse_arguments(flags, registry())).engine
+        check_model(engine)
+        model = build_model(engine, torch.device("cpu"))
+        assert isinstance(model, Decoder)
+        return model
 
     return get
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rayllm.config.model_facts import read_model_facts
+from rayllm.config.weights import WeightsConfig
 from rayllm.errors import ModelError
 from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model
@@ -91,17 +92,10 @@ def test_old_buffers_are_ignored(folder: Path, load: Load) -> None:
     load(folder)
 
 
-def test_progress(folder: Path, load: Load) -> None:
-    seen: list[tuple[int, int]] = []
-    model = load(folder, progress=lambda done, total: seen.append((done, total)))
-    sizes = sum(p.numel() * 4 for p in model.parameters())
-    assert seen[-1] == (sizes, sizes)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-
-
 def test_dummy_needs_no_weights(folder: Path, load: Load) -> None:
     (folder / "model.safetensors").unlink()
-    one, other = load(folder, load_format="dummy"), load(folder, load_format="dummy")
+    dummy = WeightsConfig(format="dummy")
+    one, other = load(folder, weights=dummy), load(folder, weights=dummy)
     assert same(one, other)
     assert one.layers[0].attention.qkv.weight.std() > 0
     assert not any(p.requires_grad for p in one.parameters())
@@ -194,7 +188,7 @@ def test_damaged_index(sharded: Path, text: str) -> None:
 
 def test_no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"")
+    (folder / "training_args.bin").write_bytes(b"")
     fails(folder, "one", None, "safetensors")
 
 

@@ -9,7 +9,7 @@ MODEL = (
         name="model",
         kind=Kind.STR,
         default="Qwen/Qwen3-0.6B",
-        help="Folder of a Hugging Face model, or a GGUF file. May be given without the option's name.",
+        help="Folder of a Hugging Face model, a GGUF file, or a name on the hub. May stand first, without the option.",
     ),
     Option(
         name="runner",
@@ -32,25 +32,26 @@ MODEL = (
         help="Adapter that makes a pooling model of a generative one.",
     ),
     Option(
-        name="tokenizer", kind=Kind.STR, help="Folder of the tokenizer, or a GGUF file. Unset: the value of --model."
+        name="tokenizer",
+        kind=Kind.STR,
+        help="Folder of the tokenizer, a GGUF file, or a name on the hub. Unset: the value of --model.",
     ),
     Option(
         name="tokenizer-mode",
         kind=Kind.STR,
-        state=State.PLANNED,
         default="auto",
         choices=("auto", "deepseek_v32", "deepseek_v4", "hf", "mistral", "slow"),
-        honoured=("hf",),
-        cure="leave it at auto",
-        help="Kind of tokenizer.",
+        check=lambda value: (
+            None if value in ("auto", "hf") else f"{value!r} is not supported: tokenizers are of tokenizer.json; use hf"
+        ),
+        help="Kind of tokenizer. auto and hf: the fast one, of tokenizer.json or a GGUF file; others are refused.",
     ),
     Option(
         name="trust-remote-code",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        cure="use an architecture that rayllm implements",
-        help="Run Python code that comes with the model or tokenizer.",
+        help="Trust a model that brings Python code. rayllm runs none of it: with the option, a config that its own "
+        "code would complete is taken as it stands; the architecture must be one that rayllm implements either way.",
     ),
     Option(
         name="dtype",
@@ -71,8 +72,7 @@ MODEL = (
     Option(
         name="hf-config-path",
         kind=Kind.STR,
-        state=State.PLANNED,
-        help="Folder of the model's config.json, if it is not that of the model.",
+        help="Folder of the model's config.json, or a name on the hub, if it is not that of the model.",
     ),
     Option(
         name="allowed-local-media-path",
@@ -87,18 +87,18 @@ MODEL = (
         state=State.PLANNED,
         help="Domains that media may come from. Unset: all.",
     ),
-    Option(name="revision", kind=Kind.STR, state=State.PLANNED, help="Branch, tag or commit of the model on the hub."),
+    Option(name="revision", kind=Kind.STR, help="Branch, tag or commit of the model on the hub."),
     Option(
         name="code-revision",
         kind=Kind.STR,
         state=State.PLANNED,
+        cure="rayllm runs no code that comes with a model",
         help="Branch, tag or commit of the model's code on the hub.",
     ),
     Option(
         name="tokenizer-revision",
         kind=Kind.STR,
-        state=State.PLANNED,
-        help="Branch, tag or commit of the tokenizer on the hub.",
+        help="Branch, tag or commit of the tokenizer on the hub. Unset: that of --revision for the model's own.",
     ),
     Option(
         name="max-model-len",
@@ -111,10 +111,8 @@ MODEL = (
     Option(
         name="quantization",
         kind=Kind.STR,
-        state=State.PLANNED,
         aliases=("-q",),
-        cure="quantized GGUF files need no option",
-        help="How the weights are quantized. Unset: as the model's config says.",
+        help="How the weights are quantized: gguf, for a GGUF file, is what is supported. Unset: as the files say.",
     ),
     Option(
         name="allow-deprecated-quantization",
@@ -155,9 +153,8 @@ MODEL = (
     Option(
         name="disable-sliding-window",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Let no layer have a window, and cap the context at it.",
+        help="Let no layer have a window, and cap the context at it. Without effect on a model without windows.",
     ),
     Option(
         name="disable-cascade-attn",
@@ -187,25 +184,23 @@ MODEL = (
     Option(
         name="config-format",
         kind=Kind.ENUM,
-        state=State.PLANNED,
         default="auto",
         choices=("auto", "hf", "mistral"),
-        honoured=("hf",),
-        help="Format of the model's config: config.json (hf) or params.json (mistral).",
+        help="Format of the model's config: config.json (hf) or params.json (mistral). auto: the first that is there.",
     ),
     Option(
         name="hf-token",
         kind=Kind.STR,
-        state=State.PLANNED,
         bare=True,
         help="Token for the hub; without a value, the one that `hf auth login` stored.",
     ),
     Option(
         name="hf-overrides",
         kind=Kind.JSON,
-        state=State.PLANNED,
         default={},
-        help="Values that go over those of the model's config.json.",
+        check=lambda value: None if isinstance(value, dict) else "is not a JSON object",
+        help="Values that go over those of the model's config, such as '{\"num_hidden_layers\": 2}'. Of "
+        "rope_parameters the given keys change, or all but the base where rope_type is given.",
     ),
     Option(name="pooler-config", kind=Kind.JSON, state=State.PLANNED, help="How pooling models pool."),
     Option(

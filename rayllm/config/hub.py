@@ -1,0 +1,130 @@
+"""Models by their names on the Hugging Face hub: fetched the first time, found in the cache from then on.
+
+`huggingface_hub` reads the usual variables: `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN`.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayllm.config.registry import Values
+from rayllm.config.weight_files import weight_names
+from rayllm.errors import ConfigError
+
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_CONFIGS = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+"""What belongs to a model beside its weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where on this machine the things lie that options name."""
+
+    model: str
+    """A folder or a GGUF file."""
+    config: str | None = None
+    """The folder of config.json, where it is another."""
+    tokenizer: str | None = None
+    """The folder of the tokenizer, where it is another."""
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether this is a name such as `Qwen/Qwen3-0.6B`, and no file or folder here."""
+    return _NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+def locate(values: Values) -> Places:
+    """Find what options name, and fetch what is named by its name on the hub.
+
+    Raises:
+        ConfigError: it is on neither side, or the hub cannot be reached or refuses.
+    """
+    model, tokenizer, config = values["model"], values["tokenizer"], values["hf-config-path"]
+    remote = is_hub_name(model)
+    if values["revision"] is not None and not remote:
+        raise ConfigError("--revision", f"{model} is no name on the hub, and has no revisions", "leave it out")
+    tokenizer_revision = values["tokenizer-revision"]
+    if tokenizer_revision is not None and not is_hub_name(tokenizer or model):
+        raise ConfigError(
+            "--tokenizer-revision", f"{tokenizer or model} is no name on the hub, and has no revisions", "leave it out"
+        )
+    hub = _Hub(values)
+    if tokenizer is not None and is_hub_name(tokenizer):
+        tokenizer = hub.fetch(tokenizer, tokenizer_revision, "--tokenizer", "--tokenizer-revision")
+    elif tokenizer is None and tokenizer_revision is not None:
+        tokenizer = hub.fetch(model, tokenizer_revision, "--model", "--tokenizer-revision")
+    if config is not None and is_hub_name(config):
+        config = hub.fetch(config, None, "--hf-config-path", "--hf-config-path")
+    if remote:
+        model = hub.fetch_model(model, values["revision"], values["load-format"])
+    return Places(model=model, config=config, tokenizer=tokenizer)
+
+
+class _Hub:
+    """The hub, as the options about it say."""
+
+    def __init__(self, values: Values) -> None:
+        self._ignored = [
+            form for pattern in values["ignore-patterns"] for form in (pattern, pattern.replace("**/", ""))
+        ]
+        self._folder, self._token = values["download-dir"], values["hf-token"]
+
+    def fetch_model(self, name: str, revision: str | None, load_format: str) -> str:
+        """A model with its weights: the folder, or the GGUF file that it is."""
+        from huggingface_hub import get_cached_repo_tree
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+        folder = self.fetch(name, revision, "--model", "--revision")
+        commit = Path(folder).name
+        try:
+            tree = get_cached_repo_tree(name, revision=commit, cache_dir=self._folder)
+        except CachedRepoTreeNotFoundError:
+            return folder  # Put into the cache by an older library, as a whole.
+        if load_format == "dummy":
+            return folder
+        names = [file.path for file in tree]
+        _, wanted = weight_names(names, load_format, self._ignored)
+        if not wanted and load_format == "auto":
+            _, wanted = weight_names(names, "gguf", self._ignored)
+            if len(wanted) > 1:
+                raise ConfigError("--model", f"{name} holds several GGUF files", "fetch one and give its path")
+        if not wanted:
+            raise ConfigError("--model", f"{name} holds no weights that --load-format {load_format} can read")
+        return self.fetch(name, commit, "--model", "--revision", [*_CONFIGS, *wanted])
+
+    def fetch(
+        self, name: str, revision: str | None, option: str, revision_option: str, patterns: Sequence[str] = _CONFIGS
+    ) -> str:
+        """The folder of the files that fit `patterns`."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError
+
+        wanted: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": self._ignored}
+        try:
+            folder = snapshot_download(name, revision=revision, cache_dir=self._folder, token=self._token, **wanted)
+        except (HfHubHTTPError, OSError, ValueError) as error:
+            raise _refusal(error, name, revision, option, revision_option) from None
+        return str(folder)
+
+
+def _refusal(error: Exception, name: str, revision: str | None, option: str, revision_option: str) -> ConfigError:
+    """The hub client's error as one of ours."""
+    from huggingface_hub import errors
+
+    match error:
+        case errors.RevisionNotFoundError():
+            return ConfigError(revision_option, f"{name} has no revision {revision!r}", "give a branch, tag or commit")
+        case errors.GatedRepoError():
+            return ConfigError(option, f"access to {name} has to be asked for", "give --hf-token of who has it")
+        case errors.RepositoryNotFoundError():
+            reason = f"{name} is neither a file or folder here nor on the hub"
+            return ConfigError(option, reason, "check the name; a private one needs --hf-token")
+        case errors.LocalTokenNotFoundError():
+            return ConfigError("--hf-token", "no token is stored on this machine", "run `hf auth login`, or give one")
+        case errors.LocalEntryNotFoundError():
+            at = f" at revision {revision}" if revision else ""
+            reason = f"{name}{at} is neither a file or folder here nor in the cache, and the hub cannot be reached"
+            return ConfigError(option, reason, "go online (unset HF_HUB_OFFLINE), or give the path of a folder")
+    return ConfigError(option, f"{name} cannot be fetched: {str(error).strip().partition(chr(10))[0]}")
