@@ -33,7 +33,7 @@ from rayllm_kernels import Needs, select
 
 log = logging.getLogger(__name__)
 
-_IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
+_IGNORED_ENDINGS = ("rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
 """Buffers that old checkpoints hold and the config determines."""
 _OF_LAYER = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 _SHARDED = ("sharded_state", "runai_streamer_sharded")
