@@ -58,7 +58,11 @@ def locate(values: Values) -> Places:
     if config is not None and is_hub_name(config):
         config = hub.fetch(config, None, "--hf-config-path", "--hf-config-path")
     if remote:
-        model = hub.fetch_model(model, values["revision"], values["load-format"])
+        reads_files = values["load-format"] != "dummy" and "tensorizer_uri" not in values["model-loader-extra-config"]
+        if reads_files:
+            model = hub.fetch_model(model, values["revision"], values["load-format"])
+        else:
+            model = hub.fetch(model, values["revision"], "--model", "--revision")
     return Places(model=model, config=config, tokenizer=tokenizer)
 
 
@@ -82,17 +86,16 @@ class _Hub:
             tree = get_cached_repo_tree(name, revision=commit, cache_dir=self._folder)
         except CachedRepoTreeNotFoundError:
             return folder  # Put into the cache by an older library, as a whole.
-        if load_format == "dummy":
-            return folder
         names = [file.path for file in tree]
-        _, wanted = weight_names(names, load_format, self._ignored)
+        format_, wanted = weight_names(names, load_format, self._ignored)
         if not wanted and load_format == "auto":
-            _, wanted = weight_names(names, "gguf", self._ignored)
-            if len(wanted) > 1:
-                raise ConfigError("--model", f"{name} holds several GGUF files", "fetch one and give its path")
+            format_, wanted = weight_names(names, "gguf", self._ignored)
         if not wanted:
             raise ConfigError("--model", f"{name} holds no weights that --load-format {load_format} can read")
-        return self.fetch(name, commit, "--model", "--revision", [*_CONFIGS, *wanted])
+        if format_ == "gguf" and len(wanted) > 1:
+            raise ConfigError("--model", f"{name} holds {len(wanted)} GGUF files", "fetch one, and give its path")
+        folder = self.fetch(name, commit, "--model", "--revision", [*_CONFIGS, *wanted])
+        return str(Path(folder) / wanted[0]) if format_ == "gguf" else folder
 
     def fetch(
         self, name: str, revision: str | None, option: str, revision_option: str, patterns: Sequence[str] = _CONFIGS

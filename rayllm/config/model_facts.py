@@ -143,7 +143,8 @@ def _config_file(folder: Path, source: ConfigSource) -> Path:
 
 def _check_own_code(config: Mapping[str, Any], file: Path, source: ConfigSource) -> None:
     """Refuse a config that means what its own code says, unless the user takes it as it stands."""
-    code = (config.get("auto_map") or {}).get("AutoConfig")
+    own = config.get("auto_map")
+    code = own.get("AutoConfig") if isinstance(own, Mapping) else None
     if code and config.get("model_type") not in DEFAULTS and not source.trusted:
         raise ConfigError(
             "--trust-remote-code",

@@ -34,8 +34,7 @@ def in_our_order(checkpoint: Checkpoint, facts: ModelFacts) -> Checkpoint:
     config = facts.config
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     tensors: Mapping[str, Any] = {
-        name: _Halved(stored, size) if name.endswith(_PAIRED) else stored
-        for name, stored in checkpoint.tensors.items()
+        name: _Halved(stored, size) if name.endswith(_PAIRED) else stored for name, stored in checkpoint.tensors.items()
     }
     return replace(checkpoint, tensors=tensors)
 

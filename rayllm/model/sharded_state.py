@@ -27,7 +27,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.j
 
 
 @dataclass(frozen=True)
-class _Share(SingleGroup):
+class Share(SingleGroup):
     """One rank of a group that does not meet: enough to load its share."""
 
     rank: int
@@ -47,7 +47,7 @@ def save_sharded_state(engine: EngineConfig, folder: Path) -> list[Path]:
         if file.is_file() and not matches(file.name, _WEIGHTS):
             shutil.copy(file, folder / file.name)
     for rank in range(engine.tensor_parallel_size):
-        group = _Share(rank, engine.tensor_parallel_size)
+        group = Share(rank, engine.tensor_parallel_size)
         model = load_model(
             engine.model, getattr(torch, engine.dtype), torch.device("cpu"), group, engine.weights,
             max_model_len=engine.max_model_len,

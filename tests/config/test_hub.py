@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 
 from rayllm.config.hub import is_hub_name
@@ -36,16 +38,34 @@ def files(layers: int) -> dict[str, bytes]:
     }
 
 
+def small_gguf(path: Path) -> bytes:
+    writer = gguf.GGUFWriter(str(path), "llama")
+    for key, value in (("embedding_length", 32), ("block_count", 7), ("feed_forward_length", 32)):
+        writer.add_uint32(f"llama.{key}", value)
+    for key in ("context_length", "attention.head_count"):
+        writer.add_uint32(f"llama.{key}", 2)
+    writer.add_tensor("token_embd.weight", np.zeros((5, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
 @dataclass
 class Hub:
     """A hub on this machine, with one model in two revisions."""
 
     url: str = ""
+    files: dict[str, dict[str, bytes]] = field(
+        default_factory=lambda: {commit: files(number + 2) for number, commit in enumerate(COMMITS.values())}
+    )
+    """By commit and name."""
     seen: list[tuple[str, str | None]] = field(default_factory=list)
     """(path, authorization) of every request."""
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        trees = {commit: files(number + 2) for number, commit in enumerate(COMMITS.values())}
+        trees = self.files
         match path.partition("?")[0].strip("/").split("/"):
             case ["api", "models", *name, "revision", revision] if "/".join(name) == NAME:
                 commit = COMMITS.get(revision, revision)
@@ -177,6 +197,16 @@ def test_the_stored_token(hub: Hub, start: Any, tmp_path: Path) -> None:
     hub.seen.clear()
     assert start(NAME, "--hf-token")["layers"] == 2
     assert tokens(hub) == {"Bearer stored"}
+
+
+@pytest.mark.option("model")
+def test_a_gguf_file(hub: Hub, start: Any, tmp_path: Path) -> None:
+    hub.files = {COMMITS["main"]: {"config.json": b"{}", "m-Q8_0.gguf": small_gguf(tmp_path / "m.gguf")}}
+    there = start(NAME)
+    assert Path(there["path"]).name == "m-Q8_0.gguf"
+    assert there["layers"] == 7
+    hub.files[COMMITS["v2"]] = {"one.gguf": b"", "two.gguf": b""}
+    assert "holds 2 GGUF files; fetch one" in start(NAME, "--revision", "v2")["error"]
 
 
 @pytest.mark.option("tokenizer", "hf-config-path", "ignore-patterns")

@@ -5,6 +5,7 @@ import logging
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from rayllm.config.model_facts import read_model_facts
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
 from rayllm.config.resolve import resolve_engine
+from rayllm.config.weights import WeightsConfig
 from rayllm.errors import ConfigError, ModelError
 from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model
+from rayllm.model.sharded_state import Share, save_sharded_state
 from rayllm.model.sharded_state import main as write_sharded_state
 from tests.model.gguf_writer import write_gguf
 from tests.model.runner import all_logits, greedy
@@ -130,6 +133,24 @@ def test_files_of_sharded_state_may_have_other_names(folder: Path, tmp_path: Pat
     assert write_sharded_state([str(folder), str(tmp_path / "out"), *flags]) == 0
     (tmp_path / "out/model-rank-0-part-0.safetensors").rename(tmp_path / "out/r0p0.safetensors")
     assert greedy(start(tmp_path / "out", "--load-format", "sharded_state", *pattern), PROMPT, COUNT) == text
+
+
+def test_sharded_state_of_two_ranks(folder: Path, tmp_path: Path) -> None:
+    engine = resolve_engine(
+        parse_arguments([str(folder)], registry()), read_model_facts(str(folder)), Hardware(cpus=1, memory=2**30)
+    )
+    written = save_sharded_state(replace(engine, tensor_parallel_size=2), tmp_path)
+    assert [file.name for file in written] == [f"model-rank-{rank}-part-0.safetensors" for rank in (0, 1)]
+    for rank in (0, 1):
+        share, kind = Share(rank, 2), WeightsConfig(format="sharded_state")
+        loads = [
+            load_model(read_model_facts(str(path)), torch.float32, torch.device("cpu"), share, weights)
+            for path, weights in ((folder, None), (tmp_path, kind))
+        ]
+        assert all(map(torch.equal, *(model.state_dict().values() for model in loads)))
+    written[1].unlink()
+    with pytest.raises(ModelError, match=r"model-rank-1-.* fewer ranks"):
+        load_model(read_model_facts(str(tmp_path)), torch.float32, torch.device("cpu"), share, kind)
 
 
 @pytest.mark.option("load-format")
