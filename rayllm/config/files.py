@@ -124,7 +124,7 @@ def _weights(facts: ModelFacts, values: Values) -> tuple[str, int]:
     wanted = values["load-format"]
     try:
         found = find_weight_files(facts.path, "auto" if wanted == "dummy" else wanted, values["ignore-patterns"])
-        return found.format, 0 if wanted == "dummy" else sum(path.stat().st_size for path in found.paths)
+        return found.format, sum(path.stat().st_size for path in found.paths)
     except (ModelError, OSError):
         return "safetensors", 0
 

@@ -101,13 +101,13 @@ class _Hub:
         self, name: str, revision: str | None, option: str, revision_option: str, patterns: Sequence[str] = _CONFIGS
     ) -> str:
         """The folder of the files that fit `patterns`."""
+        from httpx2 import HTTPError
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError
 
         wanted: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": self._ignored}
         try:
             folder = snapshot_download(name, revision=revision, cache_dir=self._folder, token=self._token, **wanted)
-        except (HfHubHTTPError, OSError, ValueError) as error:
+        except (HTTPError, OSError, ValueError) as error:
             raise _refusal(error, name, revision, option, revision_option) from None
         return str(folder)
 
@@ -128,6 +128,13 @@ def _refusal(error: Exception, name: str, revision: str | None, option: str, rev
             return ConfigError("--hf-token", "no token is stored on this machine", "run `hf auth login`, or give one")
         case errors.LocalEntryNotFoundError():
             at = f" at revision {revision}" if revision else ""
-            reason = f"{name}{at} is neither a file or folder here nor in the cache, and the hub cannot be reached"
+            cause = _first_line(error.__cause__ or error)
+            reason = (
+                f"{name}{at} is neither a file or folder here nor in the cache, and the hub does not give it ({cause})"
+            )
             return ConfigError(option, reason, "go online (unset HF_HUB_OFFLINE), or give the path of a folder")
-    return ConfigError(option, f"{name} cannot be fetched: {str(error).strip().partition(chr(10))[0]}")
+    return ConfigError(option, f"{name} cannot be fetched ({_first_line(error)})")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

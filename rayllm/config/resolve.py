@@ -161,7 +161,7 @@ def resolve_engine(
         seed=values["seed"],
         kv_metrics_sample=kv_metrics_sample(values),
         estimate_work=values["enable-mfu-metrics"],
-        weight_bytes=weight_bytes,
+        weight_bytes=files.weight_bytes,
         profiler=profiler_settings(values),
         log_iterations=values["enable-logging-iteration-details"],
         chunked_prefill=values["enable-chunked-prefill"] is not False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayllm.config.hardware import Hardware
 from rayllm.config.model_facts import ModelFacts
-from rayllm.config.registry import Values
+from rayllm.config.registry import Values, registry
 from rayllm.config.weight_files import SHARDED_PATTERN
 from rayllm.errors import ConfigError
 
@@ -66,9 +66,9 @@ def resolve_weights(values: Values, facts: ModelFacts, hardware: Hardware, files
     """
     format_ = _format(values["load-format"], facts, files)
     _check_quantization(values["quantization"], facts)
-    if values["ignore-patterns"] and "ignore-patterns" in values.given and facts.format == "gguf":
+    if _differs(values, "ignore-patterns") and facts.format == "gguf":
         raise ConfigError("--ignore-patterns", f"{facts.path} is a single file", "leave it out")
-    if "pt-load-map-location" in values.given and format_ not in PICKLED:
+    if _differs(values, "pt-load-map-location") and format_ not in PICKLED:
         raise ConfigError("--pt-load-map-location", f"the weights are {format_}, not of torch.save", "leave it out")
     extra = _extra(values["model-loader-extra-config"], format_)
     strategy, reason = _strategy(values["safetensors-load-strategy"], format_, files, hardware)
@@ -89,6 +89,11 @@ def weight_notes(values: Values, facts: ModelFacts) -> Iterator[str]:
     """What the user should know about how the model is read."""
     if values["trust-remote-code"] and facts.config.get("auto_map"):
         yield "--trust-remote-code: the model's config is taken as it stands; code of its own is not run"
+
+
+def _differs(values: Values, name: str) -> bool:
+    """Whether an option has another value than its default, which may always be written out."""
+    return bool(values[name] != registry()[name].default)
 
 
 def _format(wanted: str, facts: ModelFacts, files: "Files") -> str:

@@ -158,6 +158,12 @@ def _check(targets: Mapping[str, Target], checkpoint: Checkpoint, ignorable: Cal
             )
 
 
+class _Bar(tqdm):
+    """A progress bar without the thread that tqdm keeps for slow ones."""
+
+    monitor_interval = 0
+
+
 def _fill(targets: Mapping[str, Target], checkpoint: Checkpoint, threads: int, show_progress: bool) -> None:
     """Copy a checkpoint into a model's parameters, file by file, with a progress bar over the files."""
     left = Counter(checkpoint.tensors[name].file for name in targets)
@@ -173,7 +179,7 @@ def _fill(targets: Mapping[str, Target], checkpoint: Checkpoint, threads: int, s
     wanted = (item for item in source if item[0] in targets)
     # In this thread where there is one: torch's number of threads is a thread's own setting.
     with (
-        tqdm(desc="Loading weights", total=len(left), unit="file", file=sys.stderr, disable=not show_progress) as bar,
+        _Bar(desc="Loading weights", total=len(left), unit="file", file=sys.stderr, disable=not show_progress) as bar,
         ThreadPoolExecutor(threads) as pool,
     ):
         done: Iterable[str] = map(put, wanted) if threads == 1 else pool.map(put, wanted)

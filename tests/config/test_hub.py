@@ -79,6 +79,8 @@ class Hub:
                     for file, data in trees[commit].items()
                 ]
                 return 200, {}, json.dumps(tree).encode()
+            case [*_, "broken.safetensors"]:
+                return 403, {}, b"no"
             case [owner, name, "resolve", commit, *parts] if (
                 f"{owner}/{name}" == NAME and "/".join(parts) in trees.get(commit, {})
             ):
@@ -209,6 +211,14 @@ def test_a_gguf_file(hub: Hub, start: Any, tmp_path: Path) -> None:
     assert "holds 2 GGUF files; fetch one" in start(NAME, "--revision", "v2")["error"]
 
 
+@pytest.mark.option("model")
+def test_a_file_that_the_hub_will_not_give(hub: Hub, start: Any) -> None:
+    hub.files[COMMITS["main"]]["broken.safetensors"] = b"lost"
+    error = start(NAME)["error"]
+    assert error.startswith("--model: someone/tiny")
+    assert "403" in error
+
+
 @pytest.mark.option("tokenizer", "hf-config-path", "ignore-patterns")
 def test_other_things_by_name(hub: Hub, start: Any, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
@@ -224,6 +234,7 @@ def test_what_cannot_be_had(start: Any, tmp_path: Path) -> None:
     offline = start(NAME, HF_HUB_OFFLINE="1")["error"]
     assert "neither a file or folder here nor in the cache" in offline
     assert "unset HF_HUB_OFFLINE" in offline
+    assert "nor in the cache, and the hub does not give it (" in start(NAME, HF_ENDPOINT="http://127.0.0.1:9")["error"]
     assert "--revision: " in start(str(tmp_path), "--revision", "v2")["error"]
     assert "--tokenizer-revision: " in start(str(tmp_path), "--tokenizer-revision", "v2")["error"]
 

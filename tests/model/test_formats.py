@@ -256,7 +256,8 @@ def test_map_location(pt: Path, folder: Path, start: Start, monkeypatch: Any) ->
     start(pt, "--pt-load-map-location", '{"": "cpu"}')
     assert seen == ["cpu"] * 2 + [{"cuda:1": "cpu"}] * 2 + ["cpu"] * 2
     with pytest.raises(ConfigError, match=r"--pt-load-map-location: .*safetensors"):
-        start(folder, "--pt-load-map-location", "cpu")
+        start(folder, "--pt-load-map-location", "cuda")
+    start(folder, "--pt-load-map-location", "cpu")
     for wrong in ('{"a": 1}', '{"": "cpu", "cuda": "cpu"}', "3"):
         with pytest.raises(ConfigError, match="--pt-load-map-location"):
             start(pt, "--pt-load-map-location", wrong)
