@@ -10,6 +10,7 @@ import pytest
 from rayllm import __version__
 from rayllm.cli.main import main
 from rayllm.config.registry import registry
+from tests.config.test_plan import LLAMA
 from tests.models import smollm2_gguf
 
 
@@ -47,7 +48,7 @@ def test_help_tells_of_every_option(capsys):
         (["serve", "m", "--prt", "1"], "--prt: is not an option; did you mean --port"),
         (["serve", "m", "--lora-dtype", "float16"], "--lora-dtype: is not supported yet"),
         (["serve", "m", "-tp", "2"], "--tensor-parallel-size"),
-        (["serve", "m", "--no-enable-chunked-prefill"], "--enable-chunked-prefill"),
+        (["serve", "m", "--block-size", "0"], "--block-size: 0 is below 1"),
     ],
 )
 def test_errors_end_the_command_with_one_line(capsys, arguments, message):
@@ -56,6 +57,33 @@ def test_errors_end_the_command_with_one_line(capsys, arguments, message):
     assert err.startswith("rayllm: ")
     assert message in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option", "value", "cure"),
+    [
+        (["--max-model-len", "1.5K"], "--max-model-len", "1.5K", "k, m and g"),
+        (["--prot", "80"], "--prot", "", "did you mean --port?"),
+        (["--port", "70000"], "--port", "70000", "65535"),
+        (["--dtype", "fp16"], "--dtype", "'fp16'", "float16"),
+        (["--block-size", "12"], "--block-size", "12", "choose 16 or 32"),
+        (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization", "1.5", "1.0, the largest value"),
+        (["--hf-overrides", "{num_layers: 1}"], "--hf-overrides", "{num_layers: 1}", "quote it for the shell"),
+        (["--load-format", "safetensor"], "--load-format", "'safetensor'", "safetensors"),
+        (["--enable-lora"], "--enable-lora", "", "merge the adapter into the weights"),
+        (["--enable-sleep-mode"], "--enable-sleep-mode", "", "leave it out"),
+        (["--ssl-certfile", "/no/such.pem"], "--ssl-certfile", "/no/such.pem", "No such file"),
+        (["-cc.mod=3"], "--compilation-config.mod", "", "did you mean mode?"),
+    ],
+)
+def test_wrong_command_lines_name_the_option_the_value_and_the_cure(capsys, tmp_path, arguments, option, value, cure):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    status, out, err = run(capsys, "serve", str(tmp_path), *arguments)
+    assert (status, out) == (1, "")
+    error = err.splitlines()[-1]
+    assert error.startswith(f"rayllm: {option}")
+    assert value in error
+    assert cure in error
 
 
 def test_a_bad_variable_is_named(capsys):

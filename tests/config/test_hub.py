@@ -81,8 +81,8 @@ class Hub:
                 return 200, {}, json.dumps(tree).encode()
             case [*_, "broken.safetensors"]:
                 return 403, {}, b"no"
-            case [owner, name, "resolve", commit, *parts] if (
-                f"{owner}/{name}" == NAME and "/".join(parts) in trees.get(commit, {})
+            case [owner, name, "resolve", commit, *parts] if f"{owner}/{name}" == NAME and "/".join(parts) in trees.get(
+                commit, {}
             ):
                 data = trees[commit]["/".join(parts)]
                 return 200, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": commit}, data
