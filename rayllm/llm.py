@@ -16,9 +16,9 @@ import msgspec
 from rayllm.api.choice import ChoiceText, Piece
 from rayllm.config.load import load
 from rayllm.config.parser import parse_mapping
-from rayllm.config.registry import registry
+from rayllm.config.registry import Values, registry
 from rayllm.engine.engine import Engine, Outputs
-from rayllm.errors import EngineDead, GenerationFailed, RequestError
+from rayllm.errors import ConfigError, EngineDead, GenerationFailed, RequestError
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import EngineStats, FinishReason, Load, RequestOutput, TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
@@ -57,6 +57,17 @@ class Result:
     """Prompt tokens that the prefix cache held."""
 
 
+OF_SERVERS = frozenset({
+    "served-model-name", "data-parallel-size", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
+    "collect-detailed-traces", "kv-cache-metrics", "kv-cache-metrics-sample", "enable-mfu-metrics",
+})  # fmt: skip
+"""Options without effect in `LLM`, beside those of the sections general and frontend."""
+OF_RENDERERS = frozenset(
+    {"chat-template", "chat-template-content-format", "default-chat-template-kwargs", "tokens-only"}
+)
+"""Options of the section frontend that have one."""
+
+
 class LLM:
     """Runs a model and answers whole batches. Close it (`shutdown`, or a `with` block) to free its memory.
 
@@ -72,6 +83,7 @@ class LLM:
             ModelError: the model's files cannot be used.
         """
         values = registry().values(parse_mapping({"model": model, **options}, registry()))
+        _refuse_options_of_servers(values)
         resolved = load(values)
         for note in resolved.notes:
             log.warning(note)
@@ -289,3 +301,10 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(prompts, (str, Mapping)) or (len(prompts) and isinstance(prompts[0], SupportsIndex)):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
+
+
+def _refuse_options_of_servers(values: Values) -> None:
+    for name in sorted(values.given - OF_RENDERERS):
+        if name in OF_SERVERS or registry()[name].section in ("general", "frontend"):
+            cure = "leave it out, or use rayllm serve"
+            raise ConfigError(f"--{name}", "has no effect in LLM, which is no server", cure)

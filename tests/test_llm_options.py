@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rayllm import LLM, SamplingParams
-from rayllm.errors import RequestError
+from rayllm.errors import ConfigError, RequestError
 from tests.models import make_tiny
 
 
@@ -34,3 +34,11 @@ def test_ids_in_and_out(model: Path) -> None:
             llm.generate("text")
         with pytest.raises(RequestError, match="stop needs text"):
             llm.generate([[1]], SamplingParams(stop=("x",)))
+
+
+@pytest.mark.parametrize("option", ["port", "ssl_certfile", "otlp_traces_endpoint", "data_parallel_size", "grpc"])
+def test_options_of_servers_are_refused(model: Path, option: str) -> None:
+    url = "http://127.0.0.1:4318"
+    value = {"port": 80, "data_parallel_size": 2, "grpc": True, "otlp_traces_endpoint": url}.get(option, "x")
+    with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')}: has no effect in LLM"):
+        LLM(str(model), **{option: value})

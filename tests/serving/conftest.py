@@ -16,7 +16,7 @@ from rayllm.serving.wire import SessionLimits
 FAST = SessionLimits(
     hello_s=0.5,
     ping_s=0.05,
-    silence_s=0.6,
+    silence_s=1.0,
     watch_s=0.02,
     retry_s=0.02,
     open_s=1.0,
