@@ -8,7 +8,6 @@ Templates are Jinja programs out of a model's files, written for the environment
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -18,7 +17,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from rayllm.errors import ConfigError, RequestError
+from rayllm.errors import RequestError
 from rayllm.render.conversation import normalized
 
 Json = dict[str, Any]
@@ -108,20 +107,6 @@ class ChatTemplate:
             # A template is a program run on whatever the client sent, so any exception may come out of it; their
             # texts tell about our inside and are left out.
             raise RequestError("the chat template cannot render these messages", "messages") from e
-
-
-def read_chat_template(value: str) -> str:
-    """The template that an option gives: the path of a file, or the template itself.
-
-    Raises:
-        ConfigError: neither.
-    """
-    if "{" in value or "\n" in value:
-        return value
-    try:
-        return Path(value).read_text(encoding="utf-8")
-    except (OSError, ValueError) as e:
-        raise ConfigError("chat-template", f"cannot read {value}: {e}", "give a file or the template itself") from e
 
 
 class _GenerationTag(jinja2.ext.Extension):

@@ -3,7 +3,7 @@
 import pytest
 
 from rayllm.errors import ConfigError, RequestError
-from rayllm.render.chat import ChatTemplate, read_chat_template
+from rayllm.render.chat import ChatTemplate
 from rayllm.render.renderer import Renderer
 from rayllm.render.tokenizer import Tokenizer
 
@@ -197,12 +197,7 @@ class TestRenderer:
         with pytest.raises(RequestError, match="template"):
             renderer.render_text([USER], None, {"chat_template": "{% if %}"})
 
-    def test_template_of_the_option(self, tmp_path):
-        assert read_chat_template("{{ x }}") == "{{ x }}"
-        (tmp_path / "t.jinja").write_text("T")
-        assert read_chat_template(str(tmp_path / "t.jinja")) == "T"
-        with pytest.raises(ConfigError, match="missing"):
-            read_chat_template(str(tmp_path / "missing.jinja"))
+    def test_template_of_the_option(self):
         with pytest.raises(ConfigError, match="template"):
             Renderer(byte_level(), "{% if %}")
 
