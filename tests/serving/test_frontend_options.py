@@ -23,7 +23,7 @@ def server(tmp_path_factory):
     )  # fmt: skip
     variables = {"RLLM_LOGGING_LEVEL": "DEBUG", "RLLM_LOGING_LEVEL": "WARNING"}
     with served(smollm2_gguf(), *flags, folder=tmp_path_factory.mktemp("front"), env=variables) as one:
-        wait_for(lambda: "HTTP server 1 is up" in one.log.read_text())
+        wait_for(lambda: "server 1 is up" in one.log.read_text())
         yield one
 
 
