@@ -71,7 +71,7 @@ def test_every_http_process_tells_the_load_of_all(server):
     body = {"prompt": "Once", "n": 8, "max_tokens": 1000, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as stream:
         next(stream.iter_lines())
-        assert loads(server) == [8] * 6
+        wait_for(lambda: loads(server) == [8] * 6)  # once all eight choices have begun
     wait_for(lambda: loads(server) == [0] * 6)
 
 
