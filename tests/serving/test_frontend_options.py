@@ -27,7 +27,7 @@ def server(tmp_path_factory):
         yield one
 
 
-def wait_for(condition, timeout_s=120):
+def wait_for(condition, timeout_s=20):
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -70,7 +70,8 @@ def test_an_unknown_variable_was_a_warning(server):
 def test_every_http_process_tells_the_load_of_all(server):
     body = {"prompt": "Once", "n": 8, "max_tokens": 1000, "stream": True, "ignore_eos": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=120) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # without a name it would be closed at once, and the stream with it
+        next(lines)
         wait_for(lambda: loads(server) == [8] * 6)  # once all eight choices have begun
     wait_for(lambda: loads(server) == [0] * 6)
 
