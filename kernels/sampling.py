@@ -111,11 +111,11 @@ def _choose(logits_V: Floats, draws: Draws, r: int) -> int:
         return -1
     if not temperature or np.isinf(top):
         return likeliest
-    ids = _survivors(scaled_V, top, float(draws.min_p[r]), int(draws.top_k[r]), float(draws.top_p[r]))
+    ids = survivors(scaled_V, top, float(draws.min_p[r]), int(draws.top_k[r]), float(draws.top_p[r]))
     return int(ids[np.argmax(scaled_V[ids] + gumbel(int(draws.key[r]), ids))])
 
 
-def _survivors(scaled_V: Floats, top: np.float32, min_p: float, top_k: int, top_p: float) -> Ints:
+def survivors(scaled_V: Floats, top: np.float32, min_p: float, top_k: int, top_p: float) -> Ints:
     """Ids of the tokens that stay, ascending."""
     edge = np.float32(NEVER)
     if min_p:

@@ -19,7 +19,7 @@ from rayllm.messages.sampling import SamplingParams
 from rayllm.worker.batch import NO_LOGPROBS, RowState, SampleAsk
 from rayllm.worker.processors import LogitsProcessor, used_by_all
 from rayllm_kernels.sampling import Draws, SamplingOps
-from rayllm_kernels.sampling import _survivors as survivors  # the very choice that draws make
+from rayllm_kernels.sampling import survivors as survivors  # the very choice that draws make
 
 log = logging.getLogger(__name__)
 
