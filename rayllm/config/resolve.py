@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
@@ -12,11 +11,10 @@ from rayllm.config.observability import (
     kv_metrics_sample,
     observability_notes,
     profiler_settings,
-    shown_metrics,
-    trace_settings,
 )
-from rayllm.config.registry import Values, registry
-from rayllm.config.serve import FrontendSettings, HttpSettings, RequestLogSettings, ServeSettings, TlsSettings
+from rayllm.config.registry import Values
+from rayllm.config.resolve_serve import resolve_serve
+from rayllm.config.serve import ServeSettings
 from rayllm.config.weights import resolve_weights, weight_notes
 from rayllm.errors import ConfigError
 
@@ -36,54 +34,6 @@ AUTO_MARGIN = 0.8
 """What --max-model-len auto counts on of the memory free now: Ray and the service come up before the engine."""
 CPU_MEMORY_SHARE = 0.4
 """Share of a host's free memory that goes to KV at the default --gpu-memory-utilization; other values scale it."""
-NEED_TOKENIZER = (
-    "tokenizer",
-    "chat-template",
-    "chat-template-content-format",
-    "trust-request-chat-template",
-    "default-chat-template-kwargs",
-    "enable-tokenizer-info-endpoint",
-)
-SAMPLING_DEFAULTS = frozenset(
-    {
-        "frequency_penalty",
-        "ignore_eos",
-        "include_stop_str_in_output",
-        "max_tokens",
-        "min_p",
-        "min_tokens",
-        "presence_penalty",
-        "repetition_penalty",
-        "skip_special_tokens",
-        "stop",
-        "stop_token_ids",
-        "temperature",
-        "top_k",
-        "top_p",
-    }
-)
-"""What --override-generation-config may hold, beside `max_new_tokens`, the generation config's name of `max_tokens`."""
-
-
-HTTP_ONLY = (
-    "enable-server-load-tracking",
-    "enable-tokenizer-info-endpoint",
-    "uvicorn-log-level",
-    "disable-uvicorn-access-log",
-    "disable-access-log-for-endpoints",
-    "allow-credentials",
-    "allowed-origins",
-    "allowed-methods",
-    "allowed-headers",
-    "ssl-ciphers",
-    "root-path",
-    "middleware",
-    "disable-fastapi-docs",
-    "h11-max-incomplete-event-size",
-    "h11-max-header-count",
-    "enable-offline-docs",
-)
-"""Options that a gRPC server cannot honour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +59,11 @@ def resolve(
         ConfigError: options contradict one another, the model or the machine.
     """
     engine = resolve_engine(values, facts, hardware, files)
-    serve = _resolve_serve(values, facts, engine, files, api_key)
+    serve = resolve_serve(values, facts, engine, files, api_key)
     return Resolved(engine=engine, serve=serve, notes=(*weight_notes(values, facts), *_notes(values)))
 
 
-def resolve_engine(
-    values: Values, facts: ModelFacts, hardware: Hardware, files: Files | None = None
-) -> EngineConfig:
+def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files: Files | None = None) -> EngineConfig:
     """The settings of each engine.
 
     Raises:
@@ -222,154 +170,6 @@ def _notes(values: Values) -> Iterator[str]:
         )
 
 
-def _resolve_serve(
-    values: Values, facts: ModelFacts, engine: EngineConfig, files: Files, api_key: str | None
-) -> ServeSettings:
-    names = tuple(values["served-model-name"] or (values["model"],))
-    if not all(names):
-        raise ConfigError("--served-model-name", "holds an empty name", "give a name, or leave it out")
-    _check_tokenizer_options(values)
-    tokens_only = values["tokens-only"] or values["skip-tokenizer-init"]
-    frontend = FrontendSettings(
-        model_path=facts.path,
-        served_model_names=names,
-        tokenizer_path=None if values["skip-tokenizer-init"] else files.tokenizer or facts.path,
-        max_model_len=engine.max_model_len,
-        vocab_size=facts.vocab_size,
-        eos_token_ids=facts.eos_token_ids,
-        generation_defaults=_generation_defaults(values, facts, files),
-        chat_template=files.chat_template,
-        chat_template_kwargs=values["default-chat-template-kwargs"] or {},
-        content_format=values["chat-template-content-format"],
-        response_role=values["response-role"],
-        max_logprobs=values["max-logprobs"],
-        force_usage=values["enable-force-include-usage"],
-        prompt_tokens_details=values["enable-prompt-tokens-details"],
-        api_keys=(*(values["api-key"] or ()), *((api_key,) if api_key else ())),
-        allowed_origins=tuple(values["allowed-origins"]),
-        allowed_methods=tuple(values["allowed-methods"]),
-        allowed_headers=tuple(values["allowed-headers"]),
-        allow_credentials=values["allow-credentials"],
-        root_path=_root_path(values),
-        middleware=tuple(values["middleware"]),
-        docs=_docs(values),
-        seed=values["seed"],
-        trust_request_chat_template=values["trust-request-chat-template"],
-        request_id_headers=values["enable-request-id-headers"],
-        tokens_as_token_ids=values["return-tokens-as-token-ids"] or tokens_only,
-        tokens_only=tokens_only,
-        render_workers=values["renderer-num-workers"],
-        request_log=_request_log(values),
-        log_error_stack=values["log-error-stack"],
-        load_tracking=values["enable-server-load-tracking"],
-        tokenizer_info=values["enable-tokenizer-info-endpoint"],
-        priority_scheduling=engine.scheduling_policy == "priority",
-        shown_metrics=shown_metrics(values),
-        traces=trace_settings(values),
-        profiling=engine.profiler is not None,
-    )
-    if values["grpc"]:
-        _check_grpc(values)
-    logs_as_told = files.log_config is not None and "uvicorn-log-level" not in values.given
-    http = HttpSettings(
-        grpc=values["grpc"],
-        host=values["host"],
-        port=values["port"],
-        uds=values["uds"],
-        servers=values["api-server-count"] or values["data-parallel-size"],
-        tls=_tls(values),
-        log_level=None if logs_as_told else values["uvicorn-log-level"],
-        log_config=files.log_config is not None,
-        access_log=not values["disable-uvicorn-access-log"],
-        hidden_paths=_hidden_paths(values),
-        max_head_bytes=values["h11-max-incomplete-event-size"],
-        max_headers=values["h11-max-header-count"],
-        shutdown_timeout_s=values["shutdown-timeout"],
-    )
-    return ServeSettings(
-        frontend=frontend,
-        http=http,
-        engines=values["data-parallel-size"],
-        log_stats=not values["disable-log-stats"],
-        aggregate_stats=values["aggregate-engine-logging"],
-        log_config=files.log_config,
-    )
-
-
-def _root_path(values: Values) -> str:
-    path = (values["root-path"] or "").rstrip("/")
-    if path and not path.startswith("/"):
-        raise ConfigError("--root-path", f"{path!r} does not begin with a slash", f"write /{path}")
-    return path
-
-
-def _docs(values: Values) -> str:
-    if not values["disable-fastapi-docs"]:
-        return "offline" if values["enable-offline-docs"] else "online"
-    if values["enable-offline-docs"]:
-        raise ConfigError("--enable-offline-docs", "contradicts --disable-fastapi-docs", "leave one of them out")
-    return "off"
-
-
-def _hidden_paths(values: Values) -> frozenset[str]:
-    """As clients and as the proxy in front may write them."""
-    given = values["disable-access-log-for-endpoints"] or ()
-    paths = [f"/{path.removeprefix('/')}" for path in given]
-    return frozenset(prefix + path for path in paths for prefix in ("", _root_path(values)))
-
-
-def _tls(values: Values) -> TlsSettings | None:
-    if values["ssl-certfile"] is None:
-        for name in ("ssl-keyfile", "ssl-ca-certs", "ssl-cert-reqs", "ssl-ciphers", "enable-ssl-refresh"):
-            if values[name]:
-                raise ConfigError(f"--{name}", "is for HTTPS, which needs a certificate", "give --ssl-certfile")
-        return None
-    if values["ssl-cert-reqs"] and values["ssl-ca-certs"] is None:
-        raise ConfigError("--ssl-cert-reqs", "clients' certificates are checked with others", "give --ssl-ca-certs")
-    if values["ssl-ca-certs"] is not None and not values["ssl-cert-reqs"]:
-        raise ConfigError(
-            "--ssl-ca-certs", "is not used while no client is asked for a certificate", "give --ssl-cert-reqs 1 or 2"
-        )
-    return TlsSettings(
-        certfile=values["ssl-certfile"],
-        keyfile=values["ssl-keyfile"],
-        ca_certs=values["ssl-ca-certs"],
-        cert_reqs=values["ssl-cert-reqs"],
-        ciphers=values["ssl-ciphers"],
-        refresh=values["enable-ssl-refresh"],
-    )
-
-
-def _check_grpc(values: Values) -> None:
-    for name in HTTP_ONLY:
-        if name in values.given and values[name] != registry()[name].default:
-            raise ConfigError(f"--{name}", "is for HTTP, which --grpc replaces", "leave out one of them")
-    if values["ssl-cert-reqs"] == 1:
-        raise ConfigError("--ssl-cert-reqs", "gRPC servers check all clients or none", "give 0 or 2")
-    if values["uds"] is not None and (values["api-server-count"] or values["data-parallel-size"]) > 1:
-        raise ConfigError("--uds", "gRPC servers cannot share a socket", "set --api-server-count 1, or leave it out")
-
-
-def _check_tokenizer_options(values: Values) -> None:
-    if not values["skip-tokenizer-init"]:
-        return
-    for name in NEED_TOKENIZER:
-        if values[name] not in (None, False, "auto"):
-            raise ConfigError(f"--{name}", "needs a tokenizer, and --skip-tokenizer-init loads none", "leave one out")
-
-
-def _request_log(values: Values) -> RequestLogSettings | None:
-    if not values["enable-log-requests"]:
-        if values["enable-log-outputs"]:
-            raise ConfigError("--enable-log-outputs", "needs --enable-log-requests", "give both")
-        return None
-    return RequestLogSettings(
-        outputs=values["enable-log-outputs"],
-        deltas=values["enable-log-deltas"],
-        max_prompt_length=values["max-log-len"],
-    )
-
-
 def _without_effect(values: Values) -> Iterator[str]:
     """Notes about options that the others leave nothing to do."""
     for option, without in (
@@ -417,18 +217,6 @@ def kv_bytes_per_token(facts: ModelFacts, dtype: str) -> int:
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return 2 * int(config["num_hidden_layers"]) * int(heads) * int(head_size) * DTYPE_BYTES[dtype]
-
-
-def _generation_defaults(values: Values, facts: ModelFacts, files: Files) -> dict[str, Any]:
-    """Sampling parameters of requests that do not set them. A `max_tokens` among them is a limit of all requests."""
-    override = dict(values["override-generation-config"])
-    if "max_new_tokens" in override:
-        override["max_tokens"] = override.pop("max_new_tokens")
-    if unknown := override.keys() - SAMPLING_DEFAULTS:
-        known = ", ".join(sorted(SAMPLING_DEFAULTS))
-        raise ConfigError("--override-generation-config", f"{min(unknown)!r} has no default here", f"it takes {known}")
-    base = facts.generation_defaults if files.generation_config is None else files.generation_config
-    return {**base, **override}
 
 
 def _class_path(option: str, name: str) -> str:

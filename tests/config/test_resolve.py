@@ -10,7 +10,8 @@ from rayllm.config.hardware import Hardware, probe_hardware
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
-from rayllm.config.resolve import HTTP_ONLY, kv_bytes_per_token, resolve
+from rayllm.config.resolve import kv_bytes_per_token, resolve
+from rayllm.config.resolve_serve import HTTP_ONLY
 from rayllm.errors import ConfigError
 
 FACTS = ModelFacts(
