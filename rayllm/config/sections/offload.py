@@ -2,6 +2,8 @@
 
 from rayllm.config.option import Kind, Option, State
 
+ALREADY = "weights are in CPU memory already"
+
 OFFLOAD = (
     Option(
         name="offload-backend",
@@ -10,7 +12,7 @@ OFFLOAD = (
         default="auto",
         choices=("auto", "prefetch", "uva"),
         warns=True,
-        why="weights are in CPU memory already",
+        why=ALREADY,
         help="How weights in CPU memory reach the GPU.",
     ),
     Option(
@@ -21,7 +23,7 @@ OFFLOAD = (
         unit="GiB",
         minimum=0,
         warns=True,
-        why="weights are in CPU memory already",
+        why=ALREADY,
         help="Weights kept in CPU memory, for each GPU.",
     ),
     Option(
@@ -30,7 +32,7 @@ OFFLOAD = (
         state=State.CUDA,
         default=[],
         warns=True,
-        why="weights are in CPU memory already",
+        why=ALREADY,
         help="Parts of parameter names that this is limited to.",
     ),
     Option(
@@ -40,7 +42,7 @@ OFFLOAD = (
         default=0,
         minimum=0,
         warns=True,
-        why="weights are in CPU memory already",
+        why=ALREADY,
         help="Layers of a group, of which the last ones are kept in CPU memory; 0: none.",
     ),
     Option(
@@ -50,7 +52,7 @@ OFFLOAD = (
         default=1,
         minimum=1,
         warns=True,
-        why="weights are in CPU memory already",
+        why=ALREADY,
         help="How many of a group are.",
     ),
     Option(
@@ -60,7 +62,7 @@ OFFLOAD = (
         default=1,
         minimum=0,
         warns=True,
-        why="weights are in CPU memory already",
+        why=ALREADY,
         help="Layers to fetch ahead.",
     ),
     Option(
@@ -69,7 +71,7 @@ OFFLOAD = (
         state=State.CUDA,
         default=[],
         warns=True,
-        why="weights are in CPU memory already",
+        why=ALREADY,
         help="Parts of parameter names that this is limited to.",
     ),
 )
