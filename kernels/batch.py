@@ -73,17 +73,19 @@ class AttentionBatch:
         assert np.diff(query_start).min(initial=1) > 0, "a request without queries"
         assert query_start[-1] == len(slot_mapping), (query_start[-1], len(slot_mapping))
         return cls(
-            query_start=_to(query_start.astype(np.int32, copy=False), device),
-            seq_lens=_to(seq_lens.astype(np.int32, copy=False), device),
-            block_table=_to(block_table.astype(np.int32, copy=False), device),
-            slot_mapping=_to(slot_mapping.astype(np.int64, copy=False), device),
+            query_start=to_device(query_start.astype(np.int32, copy=False), device),
+            seq_lens=to_device(seq_lens.astype(np.int32, copy=False), device),
+            block_table=to_device(block_table.astype(np.int32, copy=False), device),
+            slot_mapping=to_device(slot_mapping.astype(np.int64, copy=False), device),
             query_start_host=query_start,
             seq_lens_host=seq_lens,
         )
 
 
-def _to(array: np.ndarray, device: torch.device | str) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+def to_device(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """The array as a tensor; on a CPU one that shares its memory, made without letting go of the interpreter."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor if torch.device(device).type == "cpu" else tensor.to(device, non_blocking=True)
 
 
 def _group_singles(
@@ -103,6 +105,8 @@ def _group_singles(
                 break
             end += 1
         chosen = np.sort(rows[start:end])
-        groups.append(SingleGroup(_to(chosen, device), _to(query_start[chosen].astype(np.int64), device), longest))
+        groups.append(
+            SingleGroup(to_device(chosen, device), to_device(query_start[chosen].astype(np.int64), device), longest)
+        )
         start = end
     return tuple(groups)

@@ -341,7 +341,8 @@ struct Step {
     const int32_t* block_table;
     long table_width;
     const int64_t* slots;        // (tokens)
-    const float* const* angles;  // for each rope: (tokens, rotated) cosines, then sines
+    const float* const* angles;  // for each rope: rows of `rotated` cosines and sines
+    const int64_t* angle_rows;   // (tokens) which of them a token takes; null: one each
 };
 
 // ---- heads: `queries` of queries, then those of keys, then those of values, side by side in a row
@@ -349,7 +350,8 @@ struct Step {
 struct Heads {
     Cache cache;
     long queries, rotated;
-    const float* angles;            // (tokens, rotated)
+    const float* angles;            // (positions, rotated)
+    const int64_t* angle_rows;      // (tokens), or null
     const int64_t* slots;           // (tokens)
     const float *q_norm, *k_norm;   // (head), or null
     float eps;
@@ -364,7 +366,7 @@ void finish_head(const Heads& h, long token, long head, float* x) {
     }
     bool query = head < h.queries;
     if (const float* weight = query ? h.q_norm : h.k_norm) norm_row(x, weight, h.eps, c.head, x);
-    rotate(x, h.angles + token * h.rotated, h.rotated / 2);
+    rotate(x, h.angles + (h.angle_rows ? h.angle_rows[token] : token) * h.rotated, h.rotated / 2);
     if (!query) write_key(c, h.slots[token], head - h.queries, x);
 }
 
@@ -635,7 +637,7 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
     Weight w{in.kind, in.n, in.k, (const uint8_t*)in.weight, in.integer != 0};
     Cache cache{in.cache_kind, (uint8_t*)in.keys, (uint8_t*)in.values, in.kv_heads, in.head, in.block};
     auto heads = [&] {
-        return Heads{cache, in.heads, in.rotated, step.angles[in.rope], step.slots, (const float*)in.q_norm, (const float*)in.k_norm, in.f0};
+        return Heads{cache, in.heads, in.rotated, step.angles[in.rope], step.angle_rows, step.slots, (const float*)in.q_norm, (const float*)in.k_norm, in.f0};
     };
     switch (in.op) {
         case EMBED: {

@@ -77,7 +77,7 @@ class Step(ctypes.Structure):
     _fields_ = (
         ("tokens", c_int64), ("requests", c_int64), ("token_ids", c_void_p), ("query_start", c_void_p),
         ("seq_lens", c_void_p), ("block_table", c_void_p), ("table_width", c_int64), ("slots", c_void_p),
-        ("angles", POINTER(c_void_p)),
+        ("angles", POINTER(c_void_p)), ("angle_rows", c_void_p),
     )  # fmt: skip
 
 
@@ -259,7 +259,7 @@ class Machine:
     def best_columns(self, x_TK: Tensor, weight: Packed) -> Tensor:
         """For each row, `argmax` of its products with `weight`, which are not kept: (T) int64."""
         assert x_TK.dtype == torch.float32
-        out = torch.empty(len(x_TK), dtype=torch.int64)
+        out = torch.from_numpy(np.empty(len(x_TK), np.int64))
         self._lib.rk_best_columns(
             self.handle, weight.kind, weight.integer, weight.address, weight.n, weight.k, x_TK.data_ptr(),
             x_TK.stride(0), len(x_TK), out.data_ptr(),

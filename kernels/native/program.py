@@ -127,17 +127,31 @@ class Program:
         self._strides = (c_int64 * len(self._widths))(*self._widths)
 
     def run(
-        self, machine: Machine, token_ids_T: Tensor, batch: AttentionBatch, angles: list[Tensor], result: int
+        self,
+        machine: Machine,
+        token_ids_T: Tensor,
+        batch: AttentionBatch,
+        angles: list[Tensor],
+        result: int,
+        angle_rows_T: Tensor | None = None,
     ) -> Tensor:
-        """Carry out a step; a view of the rows of buffer `result`, valid until the next step."""
+        """Carry out a step; a view of the rows of buffer `result`, valid until the next step.
+
+        `token_ids_T` and `angle_rows_T` are int64. `angles` holds, for each rope, rows of cosines, then sines; a token
+        takes the row that `angle_rows_T` says, or one each.
+        """
+        # No call to torch that lets go of the interpreter: a thread that takes it then holds up the step.
         tokens = len(token_ids_T)
         assert tokens <= self._max_tokens, (tokens, self._max_tokens)
-        token_ids_T = token_ids_T.long().contiguous()
-        table = batch.block_table.contiguous()
+        assert token_ids_T.dtype == torch.int64
+        table = batch.block_table
+        assert table.is_contiguous()
+        assert token_ids_T.is_contiguous()
         pointers = (c_void_p * max(1, len(angles)))(*(a.data_ptr() for a in angles))
         step = Step(
             tokens, len(batch.seq_lens), token_ids_T.data_ptr(), batch.query_start.data_ptr(),
             batch.seq_lens.data_ptr(), table.data_ptr(), table.shape[1], batch.slot_mapping.data_ptr(), pointers,
+            None if angle_rows_T is None else angle_rows_T.data_ptr(),
         )  # fmt: skip
         machine.run(self._program, len(self._steps), self._addresses, self._strides, step)
         return self._buffers[result][:tokens]

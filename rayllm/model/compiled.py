@@ -35,6 +35,8 @@ class CompiledDecoder:
         assert decoder.place.group.size == 1
         self.spec = decoder.spec
         self._place, self._ropes, self._cache_specs = decoder.place, decoder.ropes, decoder.cache_specs()
+        tables = [rope.table_PR for rope in decoder.ropes]
+        self._angles = None if any(table is None for table in tables) else tables
         self._max_tokens = max_tokens
         self._machine = Machine(threads)
         self.sampling = self._machine.sampling()
@@ -75,8 +77,9 @@ class CompiledDecoder:
         if self._caches is not caches:
             self._program, self._caches = self._build(caches), caches
         assert self._program is not None
-        angles = [rope(positions_T).contiguous() for rope in self._ropes]
-        return self._program.run(self._machine, token_ids_T, batch, angles, NORMED)
+        if self._angles is not None:
+            return self._program.run(self._machine, token_ids_T, batch, self._angles, NORMED, positions_T)
+        return self._program.run(self._machine, token_ids_T, batch, [r(positions_T) for r in self._ropes], NORMED)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, (R, V) float32, with the model's own scale and cap."""

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from rayllm.model.spec import RopeSpec
 
+TABLE_BYTES = 64 << 20
+"""Most memory for the angles of all positions, which are looked up instead of computed."""
+
 
 class Rope(nn.Module):
     """Cosines and sines of one `RopeSpec`."""
@@ -23,9 +26,18 @@ class Rope(nn.Module):
         super().__init__()
         inverse, self.magnitude = frequencies(spec, max_model_len)
         self.register_buffer("inverse_R", inverse.to(device), persistent=False)
+        positions = max_model_len + 1  # a step in flight may pass the end of a request
+        small = positions * spec.size * 4 <= TABLE_BYTES
+        table = self._compute(torch.arange(positions, device=device)) if small else None
+        self.register_buffer("table_PR", table, persistent=False)
 
     def forward(self, positions_T: Tensor) -> Tensor:
-        """(T, R) float32: R / 2 cosines, then R / 2 sines, of each position's angles."""
+        """(T, R) float32, contiguous: R / 2 cosines, then R / 2 sines, of each position's angles."""
+        if self.table_PR is not None:
+            return self.table_PR.index_select(0, positions_T)
+        return self._compute(positions_T)
+
+    def _compute(self, positions_T: Tensor) -> Tensor:
         angles_TR = positions_T.float().unsqueeze(1) * self.inverse_R
         cos_sin_TR = torch.cat((angles_TR.cos(), angles_TR.sin()), dim=-1)
         return cos_sin_TR if self.magnitude == 1.0 else cos_sin_TR * self.magnitude

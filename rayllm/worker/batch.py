@@ -14,6 +14,7 @@ from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.worker import StartRow, StepPlan
 from rayllm.worker.noise import noise_keys, stream_key
 from rayllm_kernels import AttentionBatch
+from rayllm_kernels.batch import to_device
 from rayllm_kernels.sampling import Draws, Penalties
 
 Ints = npt.NDArray[np.int32]
@@ -144,10 +145,10 @@ class Batch:
         )  # fmt: skip
         reached = seq_lens == self._length[rows]
         return StepInputs(
-            token_ids=torch.from_numpy(self._tokens[token_rows, positions].astype(np.int64)).to(device),
-            positions=torch.from_numpy(positions).to(device), attention=attention, rows=rows, counts=counts,
+            token_ids=to_device(self._tokens[token_rows, positions].astype(np.int64), device),
+            positions=to_device(positions, device), attention=attention, rows=rows, counts=counts,
             starts=starts, sampled_rows=rows[reached],
-            sampled_positions=torch.from_numpy((ends[reached] - 1).astype(np.int64)).to(device),
+            sampled_positions=to_device((ends[reached] - 1).astype(np.int64), device),
         )  # fmt: skip
 
     def prompt_logprobs_wanted(self, inputs: StepInputs) -> list[PromptAsk]:

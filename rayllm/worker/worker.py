@@ -100,7 +100,8 @@ class Worker:
         self._batch.advance(inputs)
         if not len(inputs.sampled_rows):
             return StepResult([], [], {}, prompt, times=(model_s, time.perf_counter() - began))
-        hidden_RD = hidden_TD[inputs.sampled_positions]
+        every = len(inputs.sampled_rows) == len(hidden_TD)
+        hidden_RD = hidden_TD if every else hidden_TD[inputs.sampled_positions]
         if self._batch.all_plain(inputs.sampled_rows):
             sampled = Sampled(self._model.likeliest(hidden_RD).tolist())
         else:

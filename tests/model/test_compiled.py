@@ -26,8 +26,10 @@ def random_tokens(count: int, seed: int = 0) -> list[int]:
     return [rng.randrange(3, VOCAB) for _ in range(count)]
 
 
-def compiled(load: Load, folder: Path, dtype: torch.dtype = torch.float32, threads: int = 2) -> CompiledDecoder:
-    return CompiledDecoder(load(folder, dtype), threads, 512)
+def compiled(
+    load: Load, folder: Path, dtype: torch.dtype = torch.float32, threads: int = 2, max_model_len: int | None = None
+) -> CompiledDecoder:
+    return CompiledDecoder(load(folder, dtype, max_model_len=max_model_len), threads, 512)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -58,13 +60,13 @@ def test_same_bits_alone_and_in_any_batch(tiny: Tiny, load: Load, dtype: torch.d
     rng = random.Random(1)
     prompts = [random_tokens(rng.choice((3, 40, 250, 256, 257, 600)), seed) for seed in range(9)]
     alone = [
-        all_logits(compiled(load, tiny("mistral_window" if i % 2 else "llama"), dtype), p, 512)
+        all_logits(compiled(load, tiny("mistral_window" if i % 2 else "llama"), dtype, max_model_len=600), p, 512)
         for i, p in enumerate(prompts)
     ]
     for threads in (1, 3):
         for parity, name in enumerate(("llama", "mistral_window")):
             mine = [i for i in range(9) if i % 2 == parity]
-            runner = Runner(compiled(load, tiny(name), dtype, threads), len(mine), 600, block_size)
+            runner = Runner(compiled(load, tiny(name), dtype, threads, 600), len(mine), 600, block_size)
             sequences = [Sequence(list(prompts[i])) for i in mine]
             while any(s.computed < len(s.tokens) for s in sequences):
                 work = []

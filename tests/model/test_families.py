@@ -36,9 +36,7 @@ LENGTHS = {"llama_dynamic": 20, "phi3_longrope": 20}
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_equals_transformers(
-    name: str, tiny: Callable[[str], Path], load: Load, reference: Callable[..., Any]
-) -> None:
+def test_equals_transformers(name: str, tiny: Callable[[str], Path], load: Load, reference: Callable[..., Any]) -> None:
     limit = {"max_model_len": 32} if name in LENGTHS else {}
     model, hf = load(tiny(name), **limit), reference(tiny(name))
     prompt = tokens_of(1, LENGTHS.get(name, 45))

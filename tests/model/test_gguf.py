@@ -82,9 +82,7 @@ def test_file_equals_folder(
     folder = make_tiny(name, tmp_path / "model", **changes)
     file = write_gguf(folder, tmp_path / "model.gguf", architecture, **metadata)
     prompt = tokens_of(1, 30)
-    torch.testing.assert_close(
-        all_logits(load(file), prompt), all_logits(load(folder), prompt), atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(all_logits(load(file), prompt), all_logits(load(folder), prompt), atol=1e-4, rtol=1e-4)
 
 
 # What transformers does not read from the file has to be its default.

@@ -106,7 +106,7 @@ def test_rotation_leaves_values(bench: Bench) -> None:
     bench.program.rotate_and_store(0, Heads(2, 0, 4), cache)
     bench.program.finish()
     batch = AttentionBatch.from_numpy(np.array([0, ROWS]), np.array([ROWS]), np.zeros((1, 1)), np.arange(ROWS))
-    out = bench.program.run(bench._machine, torch.zeros(ROWS), batch, [angles], 0)
+    out = bench.program.run(bench._machine, torch.zeros(ROWS, dtype=torch.int64), batch, [angles], 0)
     for head in (0, 10, 20):
         assert torch.equal(out[:, head : head + 2], -bench.before[:, head + 2 : head + 4])
         assert torch.equal(out[:, head + 2 : head + 4], bench.before[:, head : head + 2])
@@ -157,7 +157,7 @@ def test_projection_is_the_product_then_the_rotation(variant: str, threads: int,
             if not fused:
                 program.rotate_and_store(1, heads, cache)
             program.finish()
-            out = program.run(machine, torch.zeros(rows), batch, [angles], 1).clone()
+            out = program.run(machine, torch.zeros(rows, dtype=torch.int64), batch, [angles], 1).clone()
             results.append((out, *cache.parts()))
         for one, other in zip(*results, strict=True):
             assert torch.equal(one, other)
