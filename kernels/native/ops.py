@@ -74,8 +74,9 @@ class NativeOps:
         """See `reference.embedding`."""
         program = _program(len(token_ids_T), weight_VD.shape[1])
         program.embed(0, self._machine.pack(weight_VD), 1.0)
-        batch = _batch_of_slots(torch.arange(len(token_ids_T)))
-        return self._run(program, len(token_ids_T), 0, batch, token_ids=token_ids_T.long().contiguous()).to(weight_VD.dtype)
+        ids_T = token_ids_T.long().contiguous()
+        batch = _batch_of_slots(torch.arange(len(ids_T)))
+        return self._run(program, len(ids_T), 0, batch, token_ids=ids_T).to(weight_VD.dtype)
 
     def kv_cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_size: int) -> tuple[int, ...]:
         """See `attention.kv_cache_shape`; `block_size` is a divisor or a multiple of 16."""
