@@ -3,7 +3,7 @@
 Letters of shapes: B requests, T tokens of the step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -39,11 +39,20 @@ class AttentionBatch:
     seq_lens: Tensor
     """(B) int32: tokens of each request, this step's included."""
     block_table: Tensor
-    """(B, most blocks) int32. Entries beyond a request's length are never used, but must name an existing block."""
+    """(B, most blocks) int32. Entries beyond a request's length, and before the windows of all its queries, are never
+    used, but must name an existing block. Where groups of layers have blocks of their own: (groups, B, most blocks).
+    """
     slot_mapping: Tensor
-    """(T) int64: block * block_size + offset, where each token's key and value go."""
+    """(T) int64: block * block_size + offset, where each token's key and value go; or (groups, T)."""
     query_start_host: np.ndarray
     seq_lens_host: np.ndarray
+
+    def of_group(self, group: int) -> "AttentionBatch":
+        """As one group of layers sees it."""
+        if self.block_table.ndim == 2:
+            assert group == 0, group
+            return self
+        return replace(self, block_table=self.block_table[group], slot_mapping=self.slot_mapping[group])
 
     @cached_property
     def singles(self) -> tuple[SingleGroup, ...]:
@@ -71,7 +80,7 @@ class AttentionBatch:
         may be without queries.
         """
         assert np.diff(query_start).min(initial=1) > 0, "a request without queries"
-        assert query_start[-1] == len(slot_mapping), (query_start[-1], len(slot_mapping))
+        assert query_start[-1] == slot_mapping.shape[-1], (query_start[-1], slot_mapping.shape)
         return cls(
             query_start=to_device(query_start.astype(np.int32, copy=False), device),
             seq_lens=to_device(seq_lens.astype(np.int32, copy=False), device),

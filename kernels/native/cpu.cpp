@@ -338,9 +338,9 @@ struct Step {
     const int64_t* token_ids;
     const int32_t* query_start;  // (requests + 1)
     const int32_t* seq_lens;
-    const int32_t* block_table;
+    const int32_t* block_table;  // for each group of layers: (requests, table_width)
     long table_width;
-    const int64_t* slots;        // (tokens)
+    const int64_t* slots;        // for each group of layers: (tokens)
     const float* const* angles;  // for each rope: rows of `rotated` cosines and sines
     const int64_t* angle_rows;   // (tokens) which of them a token takes; null: one each
 };
@@ -388,6 +388,7 @@ void project(Pool& pool, Scratch* scratch, std::vector<int>& counts, const Weigh
 struct Attend {
     const Cache* cache;
     const Step* step;
+    const int32_t* table;  // of this layer's blocks
     const float* q;  // (tokens, ldq): N heads
     long ldq;
     float* out;      // (tokens, ldo)
@@ -407,9 +408,15 @@ struct Piece {
 
 inline long lowest(const Attend& a, long position) { return a.window ? std::max<long>(0, position + 1 - a.window) : 0; }
 
+// Where the tiles of a split begin that a query at `position` sees: those before may be any other request's by now.
+inline long first_tile(const Attend& a, long position, long t0) {
+    long tokens = a.cache->tokens();
+    return std::max(t0, lowest(a, position) / tokens * tokens);
+}
+
 long slot_of(const Attend& a, int request, long token) {
     const Cache& c = *a.cache;
-    return long(a.step->block_table[request * a.step->table_width + token / c.block]) * c.block + token % c.block;
+    return long(a.table[request * a.step->table_width + token / c.block]) * c.block + token % c.block;
 }
 
 // Ask for memory that will be read soon.
@@ -422,11 +429,12 @@ void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0
                  float* sums, float* tops) {
     const Cache& c = *a.cache;
     long base = a.step->seq_lens[p.request] - (a.step->query_start[p.request + 1] - a.step->query_start[p.request]);
-    for (long t = t0; t < t1; t += c.tokens()) {
+    long from = first_tile(a, base + p.first, t0);
+    for (long t = from; t < t1; t += c.tokens()) {
         const uint8_t* tile = c.key_tile(slot_of(a, p.request, t), p.group);
         float* to = scores + (t - t0);
         if (t + c.tokens() < t1) fetch(c.key_tile(slot_of(a, p.request, t + c.tokens()), p.group), c.key_bytes());
-        else fetch(c.value_tile(slot_of(a, p.request, t0), p.group), c.value_bytes());
+        else fetch(c.value_tile(slot_of(a, p.request, from), p.group), c.value_bytes());
         if (c.kind == F32) rows_by_panels<F32Row, false>(qs, c.head, rows, (const float*)tile, 0, 1, to, SCORES, c.head, true);
         else if (c.kind == BF16) rows_by_panels<Bf16Row, false>(qs, c.head, rows, (const uint16_t*)tile, 0, 1, to, SCORES, c.head, true);
         else rows_by_panels<F16Row, false>(qs, c.head, rows, (const uint16_t*)tile, 0, 1, to, SCORES, c.head, true);
@@ -471,7 +479,9 @@ void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0
 void weigh_split(const Attend& a, const Piece& p, long rows, long t0, long t1, const float* scores, float* acc) {
     const Cache& c = *a.cache;
     long step = c.tokens(), stride = step * LANES, wide = c.value_panels() * LANES;
-    for (long t = t0; t < t1; t += step) {
+    long base = a.step->seq_lens[p.request] - (a.step->query_start[p.request + 1] - a.step->query_start[p.request]);
+    long first = first_tile(a, base + p.first, t0);
+    for (long t = first; t < t1; t += step) {
         const uint8_t* tile = c.value_tile(slot_of(a, p.request, t), p.group);
         const float* x = scores + (t - t0);
         if (t + step < t1) fetch(c.value_tile(slot_of(a, p.request, t + step), p.group), c.value_bytes());
@@ -482,7 +492,7 @@ void weigh_split(const Attend& a, const Piece& p, long rows, long t0, long t1, c
                 typedef decltype(row) Row;
                 // No deeper than the tokens: 0 times what else the tile holds could be NaN.
                 rows_by_panels<Row, false>(x, SCORES, rows, (const typename Row::type*)at, stride, int(panels), acc + h, wide,
-                                    std::min(step, t1 - t), t == t0);
+                                    std::min(step, t1 - t), t == first);
             };
             if (c.kind == F32) add(F32Row());
             else if (c.kind == BF16) add(Bf16Row());
@@ -611,7 +621,7 @@ enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTEN
 struct Instruction {
     int32_t op, kind, epilogue, rope;
     int32_t src, dst, other;  // buffers
-    int32_t integer, cache_kind;
+    int32_t integer, cache_kind, group;
     int64_t n, k, heads, kv_heads, head, rotated, block, window, offset;
     const void *weight, *bias, *sinks, *keys, *values, *q_norm, *k_norm;
     float f0, f1;
@@ -637,7 +647,8 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
     Weight w{in.kind, in.n, in.k, (const uint8_t*)in.weight, in.integer != 0};
     Cache cache{in.cache_kind, (uint8_t*)in.keys, (uint8_t*)in.values, in.kv_heads, in.head, in.block};
     auto heads = [&] {
-        return Heads{cache, in.heads, in.rotated, step.angles[in.rope], step.angle_rows, step.slots, (const float*)in.q_norm, (const float*)in.k_norm, in.f0};
+        return Heads{cache, in.heads, in.rotated, step.angles[in.rope], step.angle_rows, step.slots + in.group * rows,
+                     (const float*)in.q_norm, (const float*)in.k_norm, in.f0};
     };
     switch (in.op) {
         case EMBED: {
@@ -687,7 +698,8 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
             break;
         }
         case ATTENTION: {
-            Attend a{&cache, &step, src, lds, dst, ldd, in.heads, in.f0, in.f1, in.window, (const float*)in.sinks};
+            const int32_t* table = step.block_table + in.group * step.requests * step.table_width;
+            Attend a{&cache, &step, table, src, lds, dst, ldd, in.heads, in.f0, in.f1, in.window, (const float*)in.sinks};
             attention(m.pool, m.scratch.get(), a, m.pieces, m.parts);
             break;
         }

@@ -4,6 +4,7 @@ All buffers are float32 rows, one for each token of the step, at most `max_token
 number; the fields they use are written by the method of the same name below, and nowhere else.
 """
 
+from copy import copy
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
@@ -150,7 +151,7 @@ class Program:
         pointers = (c_void_p * max(1, len(angles)))(*(a.data_ptr() for a in angles))
         step = Step(
             tokens, len(batch.seq_lens), token_ids_T.data_ptr(), batch.query_start.data_ptr(),
-            batch.seq_lens.data_ptr(), table.data_ptr(), table.shape[1], batch.slot_mapping.data_ptr(), pointers,
+            batch.seq_lens.data_ptr(), table.data_ptr(), table.shape[-1], batch.slot_mapping.data_ptr(), pointers,
             None if angle_rows_T is None else angle_rows_T.data_ptr(),
         )  # fmt: skip
         machine.run(self._program, len(self._steps), self._addresses, self._strides, step)
@@ -193,7 +194,7 @@ class Program:
         self._kept.append(cache)
         return {
             "cache_kind": KIND_OF[keys.dtype], "kv_heads": cache.kv_heads, "head": cache.head_size,
-            "block": cache.block_size, "keys": keys.data_ptr(), "values": values.data_ptr(),
+            "block": cache.block_size, "keys": keys.data_ptr(), "values": values.data_ptr(), "group": cache.group,
         }  # fmt: skip
 
 
@@ -215,6 +216,9 @@ class Heads:
 class LayerCache:
     """Keys and values of one layer, in tiles (see cpu.cpp)."""
 
+    group = 0
+    """Which of a step's tables of blocks is this layer's."""
+
     def __init__(self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
         """`block_size` is a divisor or a multiple of 16."""
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
@@ -230,6 +234,12 @@ class LayerCache:
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
         self._keys, self._values = cache.view(-1).split(_numbers(num_blocks, block_size, kv_heads, head_size))
         return self
+
+    def of_group(self, group: int) -> "LayerCache":
+        """The same memory for a layer of another group."""
+        other = copy(self)
+        other.group = group
+        return other
 
     def parts(self) -> tuple[Tensor, Tensor]:
         """Keys and values, flat."""

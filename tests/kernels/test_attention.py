@@ -136,6 +136,19 @@ def test_blocks_and_long_contexts(ops: Ops, block_size: int, window: int | None)
 
 
 @tables
+@pytest.mark.parametrize("requests", [MIXED, LONG], ids=["mixed", "long"])
+@pytest.mark.parametrize("window", [1, 6, 100])
+def test_blocks_before_the_window_may_be_anything(ops: Ops, window: int, requests: list[tuple[int, int]]) -> None:
+    """They may have been given to others since: here all of them are one block of NaN."""
+    case = make_case(ops, requests, head_size=16, block_size=4)
+    used = set(case.batch.block_table.flatten().tolist())
+    unused = next(block for block in range(len(used) + 1) if block not in used)
+    for row, (queries, length) in enumerate(requests):
+        case.batch.block_table[row, : max(0, length - queries - window + 1) // 4] = unused
+    check(ops, case, 0.25, window)
+
+
+@tables
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(ops: Ops, dtype: torch.dtype) -> None:
     check(ops, make_case(ops, MIXED, dtype), 0.3, 20, None, torch.linspace(-3, 6, 6).to(dtype))

@@ -114,6 +114,34 @@ def test_rotation_leaves_values(bench: Bench) -> None:
     assert torch.equal(out[:, 30:], bench.before[:, 30:])
 
 
+def test_groups_of_layers_have_tables_of_their_own(machine: Machine) -> None:
+    """Two layers over one cache, each with blocks of its own: what the second writes leaves the first as it was."""
+    whole = LayerCache(2, 16, 1, 10, torch.float32)
+    q_and_kv = torch.randn(2, ROWS, 30)
+    outs = []
+    for table, slots in (
+        (np.array([[[0]], [[1]]]), np.arange(ROWS) + np.array([[0], [16]])),
+        (np.array([[[1]], [[0]]]), np.arange(ROWS) + np.array([[16], [0]])),
+    ):
+        program = Program((30, 10, 30, 10), ROWS)
+        program.buffer(0).copy_(q_and_kv[0])
+        program.buffer(2).copy_(q_and_kv[1])
+        for group in (0, 1):
+            program.rotate_and_store(2 * group, Heads(1, 0, 0), whole.of_group(group))
+        for group in (0, 1):
+            program.attention(2 * group, 2 * group + 1, 1, 1.0, None, None, whole.of_group(group))
+        program.finish()
+        batch = AttentionBatch.from_numpy(np.array([0, ROWS]), np.array([ROWS]), table, slots)
+        program.run(machine, torch.zeros(ROWS, dtype=torch.int64), batch, [torch.zeros(0)], 1)
+        outs.append((program.buffer(1).clone(), program.buffer(3).clone()))
+        q_TNH, k_TGH, v_TGH = (part.unsqueeze(1) for part in q_and_kv[1].split(10, dim=1))
+        cache = torch.zeros(REFERENCE.kv_cache_shape(2, 16, 1, 10))
+        alone = batch.of_group(1)
+        REFERENCE.write_kv(k_TGH, v_TGH, cache, alone.slot_mapping)
+        torch.testing.assert_close(outs[-1][1], REFERENCE.paged_attention(q_TNH, cache, alone, 1.0).squeeze(1))
+    assert all(torch.equal(one, other) for one, other in zip(*outs, strict=True))
+
+
 @pytest.mark.parametrize("block_size", [1, 4, 16, 48])
 @pytest.mark.parametrize("head_size", [1, 16, 33])
 def test_a_cache_takes_what_it_says(block_size: int, head_size: int) -> None:
