@@ -16,9 +16,11 @@ import pytest
 from rayllm.config.engine import EngineConfig
 from rayllm.config.model_facts import ModelFacts, read_model_facts
 from rayllm.engine.engine import Engine
+from rayllm.kv.layout import KVLayout, group_layers
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import RequestOutput, TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
+from rayllm.model.families import spec_of
 from rayllm_kernels.native.library import library
 from tests.models import VOCAB, make_tiny
 
@@ -69,10 +71,13 @@ ADDS = make_adds()
 class Runner:
     """An engine, and what it said."""
 
-    def __init__(self, facts: ModelFacts, dtype: str, tokens: int, caching: bool, threads: int) -> None:
+    def __init__(
+        self, facts: ModelFacts, dtype: str, tokens: int, caching: bool, threads: int, layout: KVLayout | None = None
+    ) -> None:
         config = EngineConfig(
             model=facts, dtype=dtype, max_model_len=320, num_blocks=700, block_size=16, max_num_seqs=64,
             max_num_batched_tokens=tokens, enable_prefix_caching=caching, threads=threads,
+            kv_layout=layout or KVLayout(),
         )  # fmt: skip
         self.engine = Engine.build(config)
         self._outputs: dict[int, list[RequestOutput]] = {}
@@ -141,7 +146,7 @@ def test_same_answer_in_every_batch(
 ) -> None:
     facts, wanted = alone(model, dtype)
     rng = random.Random(tokens + caching)
-    runner = Runner(facts, dtype, tokens, caching, threads)
+    runner = Runner(facts, dtype, tokens, caching, threads, group_layers(spec_of(facts).windows, 320))
     for size in (2, 3, 7, 20, 64):
         ids = rng.sample(range(len(ADDS)), size)
         for i, got in runner.run(ids).items():

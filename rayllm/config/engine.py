@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.weights import WeightsConfig
+from rayllm.kv.layout import KVLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,8 @@ class EngineConfig:
     """Requests that may wait; more are refused."""
     block_size: int = 16
     """Tokens in a KV block."""
+    kv_layout: KVLayout = field(default_factory=KVLayout)
+    """Which layers share blocks, and which of them keep a window only."""
     kv_cache_memory_bytes: int | None = None
     """Bytes of KV cache; None takes a share of the memory that is free."""
     num_blocks: int | None = None

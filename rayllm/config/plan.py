@@ -34,6 +34,13 @@ def plan_lines(values: Values, resolved: Resolved, hardware: Hardware) -> Iterat
         size = f"{engine.memory_share:.0%} of the free memory ({why('gpu-memory-utilization', 'default')})"
     caching = "on" if engine.enable_prefix_caching else "off"
     yield f"KV cache: {size} in blocks of {engine.block_size} tokens; prefix caching {caching}"
+    layout = engine.kv_layout
+    if layout.sliding:
+        reason = why("disable-hybrid-kv-cache-manager", "default for windows shorter than the context")
+        yield (
+            f"KV layers: {layout.width} groups of up to {len(layout.largest(0))}, of which {layout.sliding} keep the "
+            f"last {layout.window} tokens of a request ({reason})"
+        )
     yield (
         f"engines: {serve.engines}, each with {engine.threads} threads ({hardware.cpus} CPUs among them), on "
         f"{'CUDA' if engine.device == 'cuda' else 'the CPU'}; HTTP servers: {serve.http.servers}"

@@ -17,6 +17,8 @@ from rayllm.config.resolve_serve import resolve_serve
 from rayllm.config.serve import ServeSettings
 from rayllm.config.weights import resolve_weights, weight_notes
 from rayllm.errors import ConfigError
+from rayllm.kv.layout import KVLayout, group_layers
+from rayllm.model.families import spec_of
 
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -60,7 +62,7 @@ def resolve(
     """
     engine = resolve_engine(values, facts, hardware, files)
     serve = resolve_serve(values, facts, engine, files, api_key)
-    return Resolved(engine=engine, serve=serve, notes=(*weight_notes(values, facts), *_notes(values)))
+    return Resolved(engine=engine, serve=serve, notes=(*weight_notes(values, facts), *_notes(values, engine)))
 
 
 def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files: Files | None = None) -> EngineConfig:
@@ -79,13 +81,17 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
     blocks = values["num-gpu-blocks-override"]
     # With no size given, weights and KV come out of the same free memory.
     kv_free = int(AUTO_MARGIN * share * max(0, hardware.memory / engines - files.weight_bytes))
-    max_model_len = _max_model_len(values, facts, dtype, block_size, kv_free)
-    if blocks is not None and blocks * block_size < max_model_len:
-        raise ConfigError(
-            "--num-gpu-blocks-override",
-            f"{blocks} blocks of {block_size} tokens cannot hold a request of {max_model_len} tokens",
-            f"raise it, or lower --max-model-len to {blocks * block_size}",
-        )
+    layout = _kv_layout(values, facts)
+    max_model_len = _max_model_len(values, facts, dtype, block_size, kv_free, layout)
+    step_tokens = _batched_tokens(values, max_model_len)
+    if blocks is not None:
+        fits = layout.longest(blocks, step_tokens, block_size, max_model_len)
+        if fits < max_model_len:
+            raise ConfigError(
+                "--num-gpu-blocks-override",
+                f"{blocks} blocks of {block_size} tokens cannot hold a request of {max_model_len} tokens",
+                f"raise it, or lower --max-model-len to {fits}",
+            )
     return EngineConfig(
         model=facts,
         dtype=dtype,
@@ -94,8 +100,9 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         weights=resolve_weights(values, facts, hardware, files),
         max_model_len=max_model_len,
         max_num_seqs=values["max-num-seqs"] or DEFAULT_STEPS[values["performance-mode"]][1],
-        max_num_batched_tokens=_batched_tokens(values, max_model_len),
+        max_num_batched_tokens=step_tokens,
         block_size=block_size,
+        kv_layout=layout,
         kv_cache_memory_bytes=values["kv-cache-memory-bytes"],
         num_blocks=blocks,
         memory_share=min(share, 0.9),
@@ -160,13 +167,26 @@ def _long_prefill_tokens(values: Values, max_model_len: int) -> int:
     return long or int(LONG_SHARE * max_model_len)
 
 
-def _notes(values: Values) -> Iterator[str]:
+def _kv_layout(values: Values, facts: ModelFacts) -> KVLayout:
+    """How layers share KV blocks: alike, unless some have a window that is smaller than the context."""
+    if values["disable-hybrid-kv-cache-manager"] or not (facts.windows and facts.config.get("sliding_window")):
+        return KVLayout()
+    wanted = values["max-model-len"]
+    return group_layers(spec_of(facts).windows, wanted if wanted and wanted > 0 else facts.max_model_len)
+
+
+def _notes(values: Values, engine: EngineConfig) -> Iterator[str]:
     yield from observability_notes(values)
     yield from _without_effect(values)
     if values["long-prefill-token-threshold"] and values["max-num-partial-prefills"] == 1:
         yield (
             "--long-prefill-token-threshold has no effect: only one prompt at a time is computed in pieces; "
             "raise --max-num-partial-prefills"
+        )
+    if values["disable-hybrid-kv-cache-manager"] is False and not engine.kv_layout.sliding:
+        yield (
+            "--no-disable-hybrid-kv-cache-manager has no effect: no layer has a window that is smaller than the "
+            "context, so that all of them keep all tokens"
         )
 
 
@@ -189,7 +209,7 @@ def _dtype(wanted: str, facts: ModelFacts) -> str:
     return "bfloat16" if facts.dtype == "float16" else facts.dtype
 
 
-def _max_model_len(values: Values, facts: ModelFacts, dtype: str, block_size: int, free: int) -> int:
+def _max_model_len(values: Values, facts: ModelFacts, dtype: str, block_size: int, free: int, layout: KVLayout) -> int:
     wanted = values["max-model-len"]
     if wanted is None:
         return facts.max_model_len
@@ -201,18 +221,21 @@ def _max_model_len(values: Values, facts: ModelFacts, dtype: str, block_size: in
         )
     if wanted != -1:
         return int(wanted)
-    if values["num-gpu-blocks-override"] is not None:
-        fits = values["num-gpu-blocks-override"] * block_size
-    else:
-        size = values["kv-cache-memory-bytes"] or free
-        fits = size // (kv_bytes_per_token(facts, dtype) * block_size) * block_size
+    blocks = values["num-gpu-blocks-override"]
+    if blocks is None:
+        layers = int(facts.config["num_hidden_layers"])
+        share = kv_bytes_per_token(facts, dtype) * len(layout.largest(layers)) // layers
+        blocks = (values["kv-cache-memory-bytes"] or free) // (share * block_size)
+    whole = values["enable-chunked-prefill"] is False
+    step_tokens = facts.max_model_len if whole else _batched_tokens(values, 0)
+    fits = layout.longest(blocks, step_tokens, block_size, facts.max_model_len)
     if fits < 1:
         raise ConfigError("--max-model-len", "no length fits into the KV cache", "give --kv-cache-memory-bytes")
-    return min(facts.max_model_len, int(fits))
+    return fits
 
 
 def kv_bytes_per_token(facts: ModelFacts, dtype: str) -> int:
-    """Bytes of keys and values of one token over all layers (an upper bound where layers have windows)."""
+    """Bytes of keys and values of one token over all layers, where each keeps it."""
     config = facts.config
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

@@ -92,7 +92,11 @@ class Engine:
         except BaseException:
             executor.shutdown()
             raise
-        log.info("KV cache: %d blocks of %d tokens", blocks, config.block_size)
+        layout, sizes = config.kv_layout, (config.max_model_len, config.max_num_batched_tokens, config.block_size)
+        log.info(
+            "KV cache: %d blocks of %d tokens in %d groups of layers, %d usable tokens",
+            blocks, config.block_size, layout.width, layout.usable_tokens(blocks, *sizes),
+        )  # fmt: skip
         return cls(config, executor, BlockPool(blocks))
 
     def start(self, deliver: Deliver) -> None:
@@ -367,6 +371,7 @@ def limits_of(config: EngineConfig) -> Limits:
         max_long_partial_prefills=config.max_long_partial_prefills,
         long_prefill_tokens=config.long_prefill_tokens,
         reserve_whole=config.reserve_whole_prompt,
+        layout=config.kv_layout,
     )
 
 
@@ -392,13 +397,15 @@ def count_blocks(config: EngineConfig, executor: Executor) -> int:
         blocks, option = config.kv_cache_memory_bytes // block_bytes, "--kv-cache-memory-bytes"
     else:
         blocks, option = executor.available_kv_bytes() // block_bytes, "--kv-cache-memory-bytes"
-    need = -(-config.max_model_len // config.block_size)
+    layout, step = config.kv_layout, (config.max_num_batched_tokens, config.block_size)
+    need = layout.most_blocks(config.max_model_len, *step)
     if blocks < need:
+        fits = layout.longest(blocks, *step, config.max_model_len)
         raise ConfigError(
             option,
             f"{blocks} blocks of {config.block_size} tokens cannot hold one request of "
             f"--max-model-len {config.max_model_len} tokens, which takes {need} blocks",
             f"raise it to {need if config.num_blocks is not None else need * block_bytes}"
-            + (f" or lower --max-model-len to {blocks * config.block_size}" if blocks > 0 else ""),
+            + (f" or lower --max-model-len to {fits}" if fits > 0 else ""),
         )
     return blocks

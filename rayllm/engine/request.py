@@ -33,8 +33,8 @@ class Request:
 
     __slots__ = (
         "add", "blocks", "cached_tokens", "client", "computed", "first_token_time", "hashes", "in_flight",
-        "last_token_time", "limit", "num_prompt", "prompt_logprobs", "published", "queued_time", "root", "row",
-        "running_time", "sort_key", "spent_before", "state", "stop_ids", "tokens", "unsent",
+        "last_token_time", "limit", "num_prompt", "passed", "prompt_logprobs", "published", "queued_time", "root",
+        "row", "running_time", "sort_key", "spent_before", "state", "stop_ids", "tokens", "unsent",
     )  # fmt: skip
 
     def __init__(self, client: int, add: Add, *, limit: int, stop_ids: frozenset[int], root: bytes, now: float) -> None:
@@ -52,9 +52,12 @@ class Request:
         """Leading tokens whose KV entries exist, or will after the steps that were sent."""
         self.in_flight = 0
         self.blocks: list[int] = []
+        """One for each group of layers in turn, for each stretch of `block_size` tokens."""
         self.hashes: list[bytes] = []
         self.published = 0
-        """Leading blocks whose hash the pool knows."""
+        """Leading stretches whose hashes the pool knows."""
+        self.passed = 0
+        """Leading stretches that lie before the window of layers that have one: these hold no blocks for them."""
         self.cached_tokens: int | None = None
         """Tokens that the first admission found in the prefix cache."""
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if add.sampling.prompt_logprobs is not None else None

@@ -17,6 +17,7 @@ import msgspec
 
 from rayllm.engine.request import Request, State
 from rayllm.kv.blocks import BlockPool
+from rayllm.kv.layout import KVLayout
 from rayllm.kv.prefix import BlockHash, block_hash, extend_hashes
 from rayllm.messages.ingress import FinishReason, RequestOutput
 from rayllm.messages.worker import StartRow, StepPlan, StepResult
@@ -43,6 +44,8 @@ class Limits:
     long_prefill_tokens: int = 0
     reserve_whole: bool = True
     """Whether a request starts only when all its tokens fit into the cache, not just its first chunk."""
+    layout: KVLayout = field(default_factory=KVLayout)
+    """Which groups of layers a request takes blocks for."""
 
 
 @dataclass(slots=True)
@@ -95,6 +98,8 @@ class Scheduler:
         self.limits = limits
         self.pool = pool
         self._hash = hashed
+        self._layout = limits.layout
+        self._width, self._full = limits.layout.width, limits.layout.width - limits.layout.sliding
         self.counters = Counters()
         self.running: list[Request] = []  # sorted: the last one is preempted first
         self._queue: list[Request] = []  # a heap; requests that finished while waiting are skipped when met
@@ -180,6 +185,8 @@ class Scheduler:
             if tokens == 0:
                 index += 1
                 continue
+            if self._layout.sliding:
+                self._leave_window(request)
             blocks: list[int] | None = []
             need = self._blocks_for(request.computed + tokens) - len(request.blocks)
             if need > 0:
@@ -201,7 +208,7 @@ class Scheduler:
 
         Only a long prompt that must wait for another long one lets those behind it go ahead.
         """
-        passed: list[Request] = []
+        overtaken: list[Request] = []
         while self._queue and draft.budget > 0 and self._rows:
             request = self._queue[0]
             if request.state is State.FINISHED:
@@ -210,24 +217,24 @@ class Scheduler:
             if request.in_flight:
                 break  # preempted a moment ago: the token under way must come in first
             if self._must_let_pass(draft, request):
-                passed.append(heapq.heappop(self._queue))
-                if len(passed) == LOOK_AHEAD:
+                overtaken.append(heapq.heappop(self._queue))
+                if len(overtaken) == LOOK_AHEAD:
                     break
                 continue
-            found = self._find_prefix(request)
-            left = len(request.tokens) - len(found) * self.limits.block_size
+            found, passed = self._find_prefix(request)
+            left = len(request.tokens) - len(found) // self._width * self.limits.block_size
             tokens = self._first_chunk(draft, request, left)
             if tokens == 0:
                 break
-            held = sum(self.pool.is_held(block) for block in found)
+            held = sum(self.pool.is_held(block) for block in self._kept(found, passed))
             needed = len(request.tokens) - (0 if self.limits.reserve_whole else left - tokens)
-            # A block to spare for each running request: else the newcomer would be the next one preempted.
-            if self._blocks_for(needed) - held + len(self.running) > self.pool.free:
+            # Blocks to spare for each running request: else the newcomer would be the next one preempted.
+            if self._most_blocks(needed) - held + len(self.running) * self._width > self.pool.free:
                 break
             heapq.heappop(self._queue)
             draft.prefills -= 1
-            self._start(draft, request, found, tokens)
-        for request in passed:
+            self._start(draft, request, found, passed, tokens)
+        for request in overtaken:
             heapq.heappush(self._queue, request)
 
     def _first_chunk(self, draft: _Draft, request: Request, left: int) -> int:
@@ -242,10 +249,11 @@ class Scheduler:
         """Whether it is a long prompt that waits for another long one."""
         return draft.long_partial >= self.limits.max_long_partial_prefills and self._is_long(request)
 
-    def _start(self, draft: _Draft, request: Request, found: list[int], tokens: int) -> None:
-        self.pool.share(found)
-        request.computed = len(found) * self.limits.block_size
-        request.published = len(found)
+    def _start(self, draft: _Draft, request: Request, found: list[int], passed: int, tokens: int) -> None:
+        self.pool.share(self._kept(found, passed))
+        request.published = len(found) // self._width
+        request.computed = request.published * self.limits.block_size
+        request.passed = passed
         if request.cached_tokens is None:
             request.cached_tokens = min(request.computed, request.num_prompt)
             if self._reads_cache(request):
@@ -341,26 +349,69 @@ class Scheduler:
     # -- blocks
 
     def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self.limits.block_size)
+        return -(-tokens // self.limits.block_size) * self._width
+
+    def _most_blocks(self, tokens: int) -> int:
+        """Blocks that a request may hold at once on its way to so many tokens."""
+        return self._layout.most_blocks(tokens, self.limits.max_num_batched_tokens, self.limits.block_size)
+
+    def _kept(self, blocks: list[int], passed: int) -> list[int]:
+        """Those of a request's blocks that it holds: without what lies before the windows."""
+        if not passed:
+            return blocks
+        return [b for i, b in enumerate(blocks) if i % self._width < self._full or i // self._width >= passed]
+
+    def _leave_window(self, request: Request) -> None:
+        """Give back blocks that no token from now on sees. Steps that were sent read them before they are written."""
+        first = self._layout.first_seen(request.computed, self.limits.block_size)
+        if first > request.passed:
+            begin, end = request.passed * self._width, first * self._width
+            self.pool.give_back([request.blocks[i] for i in range(begin, end) if i % self._width >= self._full])
+            request.passed = first
 
     def _reads_cache(self, request: Request) -> bool:
         # Prompt logprobs need the hidden state of every prompt token, which the cache does not hold.
         return self.limits.prefix_caching and request.prompt_logprobs is None
 
-    def _find_prefix(self, request: Request) -> list[int]:
-        """Blocks that hold the longest known prefix; at least one token is left to compute."""
+    def _find_prefix(self, request: Request) -> tuple[list[int], int]:
+        """Blocks that hold the longest known prefix, and how many of its stretches lie before the windows.
+
+        At least one token is left to compute.
+        """
         if not self._reads_cache(request):
-            return []
+            return [], 0
         size = self.limits.block_size
         usable = (len(request.tokens) - 1) // size
         extend_hashes(request.hashes, request.root, request.tokens, size, usable, self._hash)
+        if self._layout.sliding:
+            return self._find_in_groups(request.hashes[:usable])
         found: list[int] = []
         for name in request.hashes[:usable]:
             block = self.pool.find(name)
             if block is None:
                 break
             found.append(block)
-        return found
+        return found, 0
+
+    def _find_in_groups(self, names: list[bytes]) -> tuple[list[int], int]:
+        """As `_find_prefix`: layers with a window need the last blocks of a prefix only."""
+        known: list[list[int | None]] = []
+        for name in names:
+            blocks = [self.pool.find(part) for part in self._names(name)]
+            if None in blocks[: self._full]:
+                break
+            known.append(blocks)
+        size = self.limits.block_size
+        end, index = len(known), len(known) - 1
+        while index >= self._layout.first_seen(end * size, size):
+            if None in known[index][self._full :]:
+                end = index
+            index -= 1
+        return [block or 0 for blocks in known[:end] for block in blocks], self._layout.first_seen(end * size, size)
+
+    def _names(self, name: bytes) -> list[bytes]:
+        """Under which the blocks of each group are known that hold the content of this name."""
+        return [name] if self._width == 1 else [name + bytes((group,)) for group in range(self._width)]
 
     def _publish(self, request: Request) -> None:
         """Make full blocks findable whose tokens are known.
@@ -374,12 +425,14 @@ class Scheduler:
         if full > request.published:
             extend_hashes(request.hashes, request.root, request.tokens, self.limits.block_size, full, self._hash)
             for index in range(request.published, full):
-                self.pool.publish(request.blocks[index], request.hashes[index])
+                for group, name in enumerate(self._names(request.hashes[index])):
+                    if group < self._full or index >= request.passed:
+                        self.pool.publish(request.blocks[index * self._width + group], name)
             request.published = full
 
     def _release(self, request: Request) -> None:
-        self.pool.give_back(request.blocks)
-        request.blocks = []
+        self.pool.give_back(self._kept(request.blocks, request.passed))
+        request.blocks, request.passed = [], 0
         self._rows.append(request.row)
         request.row = -1
 

@@ -11,7 +11,7 @@ class Executor(Protocol):
     """Owns the workers of one engine. Steps are carried out in the order in which they were submitted."""
 
     def kv_bytes_per_block(self) -> int:
-        """Bytes of one KV block over all layers, on the worker that needs most."""
+        """Bytes of one KV block over all layers of a group, on the worker that needs most."""
         ...
 
     def available_kv_bytes(self) -> int:

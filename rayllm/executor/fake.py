@@ -1,7 +1,7 @@
 """An executor without a model, for tests of what stands above it: tokens follow from the context by a formula.
 
 It keeps a KV cache of token ids and reads each context back through the blocks of its row, so a block that is
-reused, shared or freed wrongly changes the tokens.
+reused, shared or freed wrongly changes the tokens; or fails the step, if it belongs to layers with a window.
 """
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from hashlib import blake2b
 from typing import Any
 
+from rayllm.kv.layout import KVLayout
 from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.worker import StartRow, StepPlan, StepResult
 
@@ -31,12 +32,19 @@ class _Row:
 class FakeExecutor:
     """Carries out steps at once, on the caller's thread."""
 
-    def __init__(self, vocab_size: int, block_size: int, model: Callable[[list[int], int], int] = next_token) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        block_size: int,
+        model: Callable[[list[int], int], int] = next_token,
+        layout: KVLayout | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._model = model
+        self._layout = layout or KVLayout()
         self._rows: dict[int, _Row] = {}
-        self._cache: dict[tuple[int, int], int] = {}
+        self._cache: dict[tuple[int, int], tuple[int, int]] = {}  # of (group, token)
         self.steps = 0
         self.tokens_computed = 0
         self.largest_step = 0
@@ -92,7 +100,8 @@ class FakeExecutor:
         for index, count in zip(plan.rows, plan.counts, strict=True):
             row = self._rows[index]
             for position in range(row.computed, row.computed + count):
-                self._cache[self._place(row, position)] = row.tokens[position]
+                for group in range(self._layout.width):
+                    self._cache[self._place(row, position, group)] = group, row.tokens[position]
         result = StepResult([], [], {}, {}, times=self.step_times)
         for index, count in zip(plan.rows, plan.counts, strict=True):
             self._advance(index, count, result)
@@ -102,11 +111,16 @@ class FakeExecutor:
         row = self._rows[index]
         begin = row.computed
         row.computed += count
+        for group in range(self._layout.width - self._layout.sliding, self._layout.width):
+            for position in range(max(0, begin - self._layout.window + 1), row.computed):
+                held = self._cache[self._place(row, position, group)]
+                if held != (group, row.tokens[position]):
+                    raise RuntimeError(f"group {group} of row {index} holds {held} at {position}")
         if row.sampling.prompt_logprobs is not None and begin + 1 < row.prompt_length:
             ids = row.tokens[begin + 1 : min(row.computed + 1, row.prompt_length)]
             result.prompt_logprobs[index] = [TokenLogprobs(token, -1.0, 1) for token in ids]
         if row.computed == len(row.tokens):
-            context = [self._cache[self._place(row, position)] for position in range(row.computed)]
+            context = self._context(row)
             token = self._model(context, self._vocab_size)
             row.tokens.append(token)
             result.rows.append(index)
@@ -114,5 +128,11 @@ class FakeExecutor:
             if row.sampling.logprobs is not None:
                 result.logprobs[index] = TokenLogprobs(token, -1.0, 1)
 
-    def _place(self, row: _Row, position: int) -> tuple[int, int]:
-        return row.blocks[position // self._block_size], position % self._block_size
+    def _context(self, row: _Row) -> list[int]:
+        if self._layout.sliding == self._layout.width:
+            return row.tokens[: row.computed]
+        return [self._cache[self._place(row, position, 0)][1] for position in range(row.computed)]
+
+    def _place(self, row: _Row, position: int, group: int) -> tuple[int, int]:
+        stretch, offset = divmod(position, self._block_size)
+        return row.blocks[stretch * self._layout.width + group], offset

@@ -58,7 +58,7 @@ class UniExecutor:
         return self._worker
 
     def kv_bytes_per_block(self) -> int:
-        """Bytes of one KV block over all layers."""
+        """Bytes of one KV block over all layers of a group."""
         return self._live.kv_bytes_per_block()
 
     def available_kv_bytes(self) -> int:

@@ -19,6 +19,7 @@ class StartRow(msgspec.Struct, frozen=True, array_like=True):
     computed: int
     """Leading tokens whose KV entries stand in the blocks already (prefix hits)."""
     block_ids: list[int]
+    """One for each group of layers in turn, for each stretch of tokens; any where no layer of the group will look."""
     sampling: SamplingParams
     choice_index: int
 
@@ -32,7 +33,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     step: int
     start: list[StartRow]
     grown: list[tuple[int, list[int]]]
-    """(row, new block ids) of rows that need more blocks."""
+    """(row, new block ids) of rows that need more blocks, in turn as in `StartRow`."""
     rows: list[int]
     counts: list[int]
 

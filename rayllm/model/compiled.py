@@ -37,6 +37,7 @@ class CompiledDecoder:
         self._place, self._ropes, self._cache_specs = decoder.place, decoder.ropes, decoder.cache_specs()
         tables = [rope.table_PR for rope in decoder.ropes]
         self._angles = None if any(table is None for table in tables) else tables
+        self._layout = decoder.layout
         self._max_tokens = max_tokens
         self._machine = Machine(threads)
         self.sampling = self._machine.sampling()
@@ -54,21 +55,24 @@ class CompiledDecoder:
         return self._cache_specs
 
     def cache_bytes(self, block_size: int) -> int:
-        """Bytes of one block over all layers."""
-        return sum(cache_bytes(block_size, s.kv_heads, s.head_size, self._place.dtype) for s in self._cache_specs)
+        """Bytes of one block over all layers of a group."""
+        specs = [self._cache_specs[layer] for layer in self._layout.largest(len(self._cache_specs))]
+        return sum(cache_bytes(block_size, s.kv_heads, s.head_size, self._place.dtype) for s in specs)
 
     def new_caches(self, num_blocks: int, block_size: int) -> list[LayerCache]:
-        """Empty caches, one for each layer, to be handed to every call.
+        """Empty caches, one for each layer (groups of layers share their memory), to be handed to every call.
 
         Raises:
             ConfigError: the kernels cannot use blocks of this size.
         """
         if not fits(block_size):
             raise ConfigError("--block-size", f"{block_size} is no divisor and no multiple of 16", "choose 16 or 32")
-        return [
-            LayerCache(num_blocks, block_size, spec.kv_heads, spec.head_size, self._place.dtype)
-            for spec in self._cache_specs
+        specs = self._cache_specs
+        caches = [
+            LayerCache(num_blocks, block_size, specs[i].kv_heads, specs[i].head_size, self._place.dtype)
+            for i in self._layout.largest(len(specs))
         ]
+        return [caches[index].of_group(group) for group, index in self._layout.places(len(specs))]
 
     def __call__(
         self, token_ids_T: Tensor, positions_T: Tensor, batch: AttentionBatch, caches: list[LayerCache]

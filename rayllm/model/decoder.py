@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rayllm.errors import ConfigError
+from rayllm.kv.layout import KVLayout
 from rayllm.model.layers import ColumnLinear, Norm, Part, Placement, RowLinear, SplitNorm, VocabTable, split_evenly
 from rayllm.model.rope import Rope
 from rayllm.model.spec import CacheSpec, DecoderSpec
@@ -25,15 +26,16 @@ class Decoder(nn.Module):
     sampling = REFERENCE
     """What chooses tokens by the logits."""
 
-    def __init__(self, spec: DecoderSpec, place: Placement, max_model_len: int) -> None:
-        """`max_model_len` is the longest context that will be served, in tokens.
+    def __init__(self, spec: DecoderSpec, place: Placement, max_model_len: int, layout: KVLayout | None = None) -> None:
+        """`max_model_len` is the longest context that will be served, in tokens; `layout` how layers share KV blocks.
 
         Raises:
             ConfigError: the ranks cannot divide the model.
         """
         super().__init__()
         _check_divides(spec, place.group.size)
-        self.spec, self.place = spec, place
+        self.spec, self.place, self.layout = spec, place, layout or KVLayout()
+        self._layer_group = [group for group, _ in self.layout.places(spec.num_layers)]
         self.embed = VocabTable(place, spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(spec, i, place) for i in range(spec.num_layers))
         self.norm = Norm(place, spec.hidden_size, spec.norm_eps, spec.norm_plus_one)
@@ -49,8 +51,9 @@ class Decoder(nn.Module):
             x_TD = x_TD * self.embedding_scale
         angles = [rope(positions_T) for rope in self.ropes]
         residual_TD: Tensor | None = None
-        for layer, cache, rope in zip(self.layers, caches, self.spec.layer_rope, strict=True):
-            x_TD, residual_TD = layer(x_TD, residual_TD, angles[rope], batch, cache)
+        batches = [batch.of_group(group) for group in range(self.layout.width)]
+        for layer, cache, rope, group in zip(self.layers, caches, self.spec.layer_rope, self._layer_group, strict=True):
+            x_TD, residual_TD = layer(x_TD, residual_TD, angles[rope], batches[group], cache)
         return _add_norm(self.norm, x_TD, residual_TD)[0]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
@@ -80,16 +83,19 @@ class Decoder(nn.Module):
         ]
 
     def cache_bytes(self, block_size: int) -> int:
-        """Bytes of one KV block over all layers, on this rank."""
-        return sum(spec.bytes_per_token for spec in self.cache_specs()) * block_size
+        """Bytes of one KV block over all layers of a group, on this rank."""
+        specs = self.cache_specs()
+        return sum(specs[layer].bytes_per_token for layer in self.layout.largest(len(specs))) * block_size
 
     def new_caches(self, num_blocks: int, block_size: int) -> list[Tensor]:
-        """Empty caches, one for each layer, to be handed to `forward`."""
-        shapes = [
-            self.place.ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size)
-            for spec in self.cache_specs()
-        ]
-        return [_zeros(shape, self.place.dtype, self.place.device) for shape in shapes]
+        """Empty caches, one for each layer (groups of layers share them), to be handed to `forward`."""
+        specs = self.cache_specs()
+        caches = []
+        for layer in self.layout.largest(len(specs)):
+            spec = specs[layer]
+            shape = self.place.ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size)
+            caches.append(_zeros(shape, self.place.dtype, self.place.device))
+        return [caches[index] for _, index in self.layout.places(len(specs))]
 
 
 class DecoderLayer(nn.Module):

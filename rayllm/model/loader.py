@@ -19,6 +19,7 @@ from rayllm.config.model_facts import ModelFacts
 from rayllm.config.weight_files import WeightFiles, find_weight_files, rank_files
 from rayllm.config.weights import SAFETENSORS, WeightsConfig
 from rayllm.errors import ModelError
+from rayllm.kv.layout import KVLayout
 from rayllm.model.checkpoint import Checkpoint, open_safetensors
 from rayllm.model.decoder import Decoder
 from rayllm.model.families import config_file, spec_of
@@ -48,13 +49,15 @@ def load_model(
     max_model_len: int | None = None,
     keeps: frozenset[str] = frozenset(),
     seed: int = 0,
+    layout: KVLayout | None = None,
 ) -> Decoder:
     """Make this rank's share of a model, ready for `torch.inference_mode`.
 
     `weights` says how they are read; its format `dummy` fills the model with random ones drawn from `seed`, and reads
     no file. `max_model_len` is the longest context that will be served (by default what the facts allow); kinds of rope
     that depend on length are set by it. Matrices of the quantized kinds in `keeps` are left as they are stored, for
-    `CompiledDecoder`; the decoder by itself cannot run then.
+    `CompiledDecoder`; the decoder by itself cannot run then. `layout` says which layers share KV blocks; without one
+    all of them do.
 
     Raises:
         ModelError: the architecture is unknown, or a file is missing, damaged, or does not fit it.
@@ -63,7 +66,7 @@ def load_model(
     began = time.monotonic()
     spec, weights, group = spec_of(facts), weights or WeightsConfig(), group or SingleGroup()
     place = Placement(select(device.type, needs_of(spec, dtype)), dtype, device, group, keeps)
-    model = Decoder(spec, place, max_model_len or facts.max_model_len)
+    model = Decoder(spec, place, max_model_len or facts.max_model_len, layout)
     if weights.format == "dummy":
         _fill_randomly(model, seed)
         log.info("%d layers of random weights, as %s", spec.num_layers, dtype)

@@ -101,8 +101,13 @@ class Batch:
         vocab_size: int,
         end_tokens: Sequence[int],
         edits_all: bool = False,
+        groups: int = 1,
     ) -> None:
-        """`edits_all` says that the logits of every row are changed, whatever its request asks for."""
+        """`edits_all` says that the logits of every row are changed, whatever its request asks for.
+
+        `groups` of layers have blocks of their own.
+        """
+        self._groups = groups
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._end_tokens = tuple(end_tokens)
@@ -110,7 +115,7 @@ class Batch:
         self._tokens = np.zeros((rows, max_tokens + 1), np.int32)
         self._length = np.zeros(rows, np.int32)
         self._computed = np.zeros(rows, np.int32)
-        self._blocks = np.zeros((rows, -(-(max_tokens + 1) // block_size)), np.int32)
+        self._blocks = np.zeros((rows, -(-(max_tokens + 1) // block_size) * groups), np.int32)
         self._num_blocks = np.zeros(rows, np.int32)
         self._state: list[RowState | None] = [None] * rows
         self._sampling = _SamplingArrays(rows, edits_all)
@@ -138,9 +143,12 @@ class Batch:
         blocks, offsets = np.divmod(positions, self._block_size)
         query_start = np.zeros(len(rows) + 1, np.int32)
         query_start[1:] = ends
+        table = self._blocks[rows, : -(-int(seq_lens.max()) // self._block_size) * self._groups]
+        if self._groups > 1:
+            table = table.reshape(len(rows), -1, self._groups).transpose(2, 0, 1)
+            blocks = blocks * self._groups + np.arange(self._groups)[:, None]
         attention = AttentionBatch.from_numpy(
-            query_start=query_start, seq_lens=seq_lens,
-            block_table=self._blocks[rows, : -(-int(seq_lens.max()) // self._block_size)],
+            query_start=query_start, seq_lens=seq_lens, block_table=table,
             slot_mapping=self._blocks[token_rows, blocks] * np.int64(self._block_size) + offsets, device=device,
         )  # fmt: skip
         reached = seq_lens == self._length[rows]

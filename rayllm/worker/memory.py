@@ -47,7 +47,8 @@ def default_kv_bytes(config: EngineConfig, free: int, block_bytes: int) -> int:
     share = int(free * config.memory_share / config.engines_on_host)
     if config.memory_share_given:
         return share
-    one_request = -(-config.max_model_len // config.block_size) * block_bytes
+    step_tokens = config.max_num_batched_tokens
+    one_request = config.kv_layout.most_blocks(config.max_model_len, step_tokens, config.block_size) * block_bytes
     return min(share, max(MAX_DEFAULT_KV_BYTES // config.engines_on_host, one_request))
 
 

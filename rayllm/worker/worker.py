@@ -46,14 +46,14 @@ class Worker:
         self._batch = Batch(
             rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
             vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
-            edits_all=bool(used_by_all(self._processors)),
+            edits_all=bool(used_by_all(self._processors)), groups=config.kv_layout.width,
         )  # fmt: skip
         self._sampler = Sampler(self._processors, self._model.sampling, config.logprobs_mode)
         self._caches: list[Any] = []
         self._profile = Profile(config.profiler) if config.profiler is not None else None
 
     def kv_bytes_per_block(self) -> int:
-        """Bytes of one block over all layers."""
+        """Bytes of one block over all layers of a group."""
         return self._model.cache_bytes(self._config.block_size)
 
     def available_kv_bytes(self) -> int:
@@ -64,7 +64,8 @@ class Worker:
         """Allocate the cache for `num_blocks` blocks."""
         self._caches = self._model.new_caches(num_blocks, self._config.block_size)
         if self._device.type == "cpu":
-            populate(tensor for cache in self._caches for tensor in parts_of(cache))
+            parts = {tensor.data_ptr(): tensor for cache in self._caches for tensor in parts_of(cache)}
+            populate(parts.values())  # groups of layers share them
 
     def logits_processor_names(self) -> frozenset[str]:
         """Names of the loaded logits processors."""
@@ -140,7 +141,7 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
     decoder = load_model(
         config.model, DTYPES[config.dtype], device, weights=config.weights,
         max_model_len=config.max_model_len, keeps=KEPT_KINDS if compiled else frozenset(),
-        seed=config.seed,
+        seed=config.seed, layout=config.kv_layout,
     )  # fmt: skip
     if not compiled:
         choices = choose(device.type, needs_of(decoder.spec, decoder.place.dtype))

@@ -37,7 +37,7 @@ class Bench:
     """An engine over the fake executor, and what it delivered."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.executor = FakeExecutor(VOCAB, config.block_size)
+        self.executor = FakeExecutor(VOCAB, config.block_size, layout=config.kv_layout)
         self.engine = Engine(config, self.executor, BlockPool(config.num_blocks or 256))
         self.outputs: dict[tuple[int, int], list[RequestOutput]] = {}
         self.loads: list[Load] = []

@@ -38,10 +38,10 @@ def config_of(*arguments: str, facts: ModelFacts = FACTS) -> EngineConfig:
 class Stepper:
     """A scheduler that is asked step by step, and the tokens that each request got."""
 
-    def __init__(self, *arguments: str, blocks: int = 256) -> None:
-        config = config_of(*arguments)
+    def __init__(self, *arguments: str, blocks: int = 256, facts: ModelFacts = FACTS) -> None:
+        config = config_of(*arguments, facts=facts)
         self.pool = BlockPool(blocks)
-        self.executor = FakeExecutor(VOCAB, config.block_size)
+        self.executor = FakeExecutor(VOCAB, config.block_size, layout=config.kv_layout)
         self.scheduler = build_scheduler(config, self.pool)
         self._admission = Admission(config, frozenset())
         self.tokens: dict[int, list[int]] = {}

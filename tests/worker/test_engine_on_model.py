@@ -9,6 +9,7 @@ import pytest
 from rayllm.config.engine import EngineConfig
 from rayllm.config.model_facts import ModelFacts, read_model_facts
 from rayllm.engine.engine import Engine
+from rayllm.kv.layout import group_layers
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import RequestOutput
 from rayllm.messages.sampling import SamplingParams
@@ -25,6 +26,8 @@ KINDS = {
 }  # fmt: skip
 PIECES = {"max_num_batched_tokens": 16, "max_partial_prefills": 3, "max_long_partial_prefills": 2,
           "long_prefill_tokens": 20}  # fmt: skip
+HYBRID = {"kv_layout": group_layers([None if i == 5 else 6 for i in range(6)], 160), "num_blocks": 60,
+          "max_num_batched_tokens": 7, "reserve_whole_prompt": False}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,9 @@ def alone(facts: dict[str, ModelFacts]) -> dict[str, list[list[int]]]:
         ("llama", PIECES | {"num_blocks": 41, "reserve_whole_prompt": False}),
         ("llama", {"chunked_prefill": False, "max_num_batched_tokens": 160}),
         ("gemma3", {"num_blocks": 41, "max_num_batched_tokens": 16}),
+        ("gemma3", HYBRID),
+        ("gemma3", HYBRID | PIECES | {"num_blocks": 80, "enable_prefix_caching": False}),
+        ("gemma3", HYBRID | {"attention_backend": "torch"}),
     ],
     ids=[
         "batched",
@@ -118,6 +124,9 @@ def alone(facts: dict[str, ModelFacts]) -> dict[str, list[list[int]]]:
         "unreserved",
         "whole",
         "windows",
+        "hybrid",
+        "hybrid_uncached",
+        "hybrid_torch",
     ],
 )
 def test_same_tokens_in_any_company(

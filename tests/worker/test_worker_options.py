@@ -146,6 +146,24 @@ def test_the_cache_has_the_size_that_was_asked_for(
         engine.shutdown()
 
 
+@pytest.mark.option("disable-hybrid-kv-cache-manager")
+def test_windows_leave_room_for_more_tokens(
+    tmp_path_factory: pytest.TempPathFactory, logged: pytest.LogCaptureFixture
+) -> None:
+    mixed = read_model_facts(str(make_tiny("gemma3", tmp_path_factory.mktemp("gemma3"))))
+    usable, texts = [], []
+    for flags in (("--disable-hybrid-kv-cache-manager",), (), ("--no-disable-hybrid-kv-cache-manager",)):
+        logged.clear()
+        size = ("--dtype", "float32", "--kv-cache-memory-bytes", "1M", "--max-num-batched-tokens", "16")
+        runner = Runner(mixed, config=config_of(*size, *flags, facts=mixed))
+        texts.append(tokens(ask(runner, max_tokens=200)))
+        usable.append(int(logged.text.split(" usable tokens")[0].split()[-1]))
+        runner.close()
+    assert len(texts[0]) == 200
+    assert texts[0] == texts[1] == texts[2]
+    assert 2 * usable[0] < usable[1] == usable[2]
+
+
 class Only:
     """Forbids all tokens but one."""
 

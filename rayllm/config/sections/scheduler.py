@@ -73,11 +73,9 @@ SCHEDULER = (
     Option(
         name="disable-hybrid-kv-cache-manager",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=None,
-        honoured=(True,),
-        cure="leave it out: layers with a window get as much cache as those without",
-        help="Give layers with a window as much cache as those without. It is always so.",
+        help="Let layers with a window keep all tokens of a request, as those without do. Unset: they give back the "
+        "blocks that have left their window, so that the same memory holds more tokens.",
     ),
     Option(
         name="async-scheduling",
