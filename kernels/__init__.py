@@ -4,7 +4,7 @@ Every operation has a reference in plain torch with the signature that all its v
 the contract. Faster versions are registered in `table`, and all are tested against the same formulas.
 """
 
-from rayllm_kernels.batch import AttentionBatch
+from rayllm_kernels.batch import AttentionBatch, SharedPrefix
 from rayllm_kernels.table import REFERENCE, Needs, Ops, choose, explain, select
 
-__all__ = ["REFERENCE", "AttentionBatch", "Needs", "Ops", "choose", "explain", "select"]
+__all__ = ["REFERENCE", "AttentionBatch", "Needs", "Ops", "SharedPrefix", "choose", "explain", "select"]

@@ -27,6 +27,16 @@ class SingleGroup:
     max_seq_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Requests that begin with the same blocks, as far as layers without a window go."""
+
+    requests: Tensor
+    """int32, rising; each has one query."""
+    tokens: int
+    """How many they have in common, fewer than any of them has."""
+
+
 @dataclass(frozen=True)
 class AttentionBatch:
     """One step's requests, in order; request b owns tokens query_start[b] to query_start[b + 1].
@@ -46,6 +56,8 @@ class AttentionBatch:
     """(T) int64: block * block_size + offset, where each token's key and value go; or (groups, T)."""
     query_start_host: np.ndarray
     seq_lens_host: np.ndarray
+    shared: SharedPrefix | None = None
+    """Whose attention may be computed together. No result depends on it."""
 
     def of_group(self, group: int) -> "AttentionBatch":
         """As one group of layers sees it."""
@@ -73,6 +85,7 @@ class AttentionBatch:
         block_table: np.ndarray,
         slot_mapping: np.ndarray,
         device: torch.device | str = "cpu",
+        shared: SharedPrefix | None = None,
     ) -> "AttentionBatch":
         """Make a batch from host arrays of the dtypes above.
 
@@ -88,6 +101,7 @@ class AttentionBatch:
             slot_mapping=to_device(slot_mapping.astype(np.int64, copy=False), device),
             query_start_host=query_start,
             seq_lens_host=seq_lens,
+            shared=shared,
         )
 
 

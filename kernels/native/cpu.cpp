@@ -343,6 +343,8 @@ struct Step {
     const int64_t* slots;        // for each group of layers: (tokens)
     const float* const* angles;  // for each rope: rows of `rotated` cosines and sines
     const int64_t* angle_rows;   // (tokens) which of them a token takes; null: one each
+    const int32_t* sharers;      // (num_sharers) requests of one query that begin with the same blocks
+    long num_sharers, shared;    // tokens in these
 };
 
 // ---- heads: `queries` of queries, then those of keys, then those of values, side by side in a row
@@ -403,7 +405,9 @@ struct Piece {
     int group;       // key/value head
     long first, count;  // queries, counted within the request
     long split;      // -1: all splits, one after another
-    long part;       // where its partial result goes, if it does one split only
+    long part;       // where its partial result goes, if it does one split only; else where those of the shared splits are
+    const int32_t* sharers = nullptr;  // of one split: the requests whose queries it takes, not those of `request`
+    long shared = 0, stride = 0;       // of all splits: tokens whose splits are done; from one of these parts to the next
 };
 
 inline long lowest(const Attend& a, long position) { return a.window ? std::max<long>(0, position + 1 - a.window) : 0; }
@@ -540,7 +544,8 @@ void attend_piece(const Attend& a, const Piece& p, Scratch& s, float* parts) {
     float *scores = qs + rows * c.head, *part = scores + rows * SCORES, *acc = part + rows * wide;
     float *sums = acc + rows * wide, *tops = sums + rows, *all_sums = tops + rows, *all_tops = all_sums + rows;
     for (long r = 0; r < rows; r++) {
-        const float* from = a.q + (start + p.first + r / ratio) * a.ldq + (p.group * ratio + r % ratio) * c.head;
+        long token = p.sharers ? a.step->query_start[p.sharers[r / ratio]] : start + p.first + r / ratio;
+        const float* from = a.q + token * a.ldq + (p.group * ratio + r % ratio) * c.head;
         for (long h = 0; h < c.head; h++) qs[r * c.head + h] = from[h] * a.scale;
     }
     long last = base + p.first + p.count;  // tokens that the last query sees
@@ -557,7 +562,12 @@ void attend_piece(const Attend& a, const Piece& p, Scratch& s, float* parts) {
         return;
     }
     std::fill(all_sums, all_sums + rows, 0.0f);
-    for (long t0 = lowest(a, base + p.first) / SPLIT * SPLIT; t0 < last; t0 += SPLIT) {
+    for (long i = 0; i < p.shared / SPLIT; i++)
+        for (long r = 0; r < rows; r++) {
+            const float* done = parts + (p.part + i * p.stride + r) * (c.head + 2);
+            fold(c.head, all_tops[r], all_sums[r], acc + r * wide, done[0], done[1], done + 2);
+        }
+    for (long t0 = std::max(p.shared, lowest(a, base + p.first) / SPLIT * SPLIT); t0 < last; t0 += SPLIT) {
         long t1 = std::min<long>(t0 + SPLIT, last);
         score_split(a, p, rows, ratio, t0, t1, qs, scores, sums, tops);
         weigh_split(a, p, rows, t0, t1, scores, part);
@@ -578,16 +588,34 @@ void attention(Pool& pool, Scratch* scratch, const Attend& a, std::vector<Piece>
     struct Join { int request, group; long first_part, splits; };
     std::vector<Join> joins;
     pieces.clear();
-    long part = 0;
-    bool few = step.requests * c.heads < 4 * pool.size();
     long per_piece = std::max<long>(1, 48 / ratio);
+    // What requests share is done for all of them together. Its splits are whole and join in their order, so that the
+    // result is the same bits.
+    long sharers = a.window ? 0 : step.num_sharers, shared = sharers ? step.shared / SPLIT * SPLIT : 0;
+    long stride = sharers * ratio, part = c.heads * (shared / SPLIT) * stride;
+    if (parts.size() < size_t(part * (c.head + 2))) parts.resize(size_t(part * (c.head + 2)));
+    for (int g = 0; g < c.heads; g++)
+        for (long s = 0; s < shared / SPLIT; s++)
+            for (long i = 0; i < sharers; i += per_piece)
+                pieces.push_back({step.sharers[i], g, 0, std::min(per_piece, sharers - i), s,
+                                  (g * (shared / SPLIT) + s) * stride + i * ratio, step.sharers + i});
+    if (shared) pool.run(long(pieces.size()), [&](long i, int thread) { attend_piece(a, pieces[size_t(i)], scratch[thread], parts.data()); });
+    pieces.clear();
+    bool few = step.requests * c.heads < 4 * pool.size();
+    long next_sharer = 0;
     for (int b = 0; b < step.requests; b++) {
         long queries = step.query_start[b + 1] - step.query_start[b], length = step.seq_lens[b];
+        if (shared && next_sharer < sharers && step.sharers[next_sharer] == b) {
+            for (int g = 0; g < c.heads; g++)
+                pieces.push_back({b, g, 0, 1, -1, g * (shared / SPLIT) * stride + next_sharer * ratio, nullptr, shared, stride});
+            next_sharer++;
+            continue;
+        }
         for (int g = 0; g < c.heads; g++) {
             long first_split = lowest(a, length - 1) / SPLIT, splits = (length + SPLIT - 1) / SPLIT - first_split;
             if (queries == 1 && few && splits > 1 && pool.size() > 1) {
                 joins.push_back({b, g, part, splits});
-                for (long s = 0; s < splits; s++, part += ratio) pieces.push_back({b, g, 0, 1, first_split + s, part});
+                for (long s = 0; s < splits; s++, part += ratio) pieces.push_back({b, g, 0, 1, first_split + s, part, nullptr});
                 continue;
             }
             for (long i = 0; i < queries; i += per_piece) pieces.push_back({b, g, i, std::min(per_piece, queries - i), -1, 0});

@@ -77,7 +77,8 @@ class Step(ctypes.Structure):
     _fields_ = (
         ("tokens", c_int64), ("requests", c_int64), ("token_ids", c_void_p), ("query_start", c_void_p),
         ("seq_lens", c_void_p), ("block_table", c_void_p), ("table_width", c_int64), ("slots", c_void_p),
-        ("angles", POINTER(c_void_p)), ("angle_rows", c_void_p),
+        ("angles", POINTER(c_void_p)), ("angle_rows", c_void_p), ("sharers", c_void_p), ("num_sharers", c_int64),
+        ("shared", c_int64),
     )  # fmt: skip
 
 

@@ -154,6 +154,9 @@ class Program:
             batch.seq_lens.data_ptr(), table.data_ptr(), table.shape[-1], batch.slot_mapping.data_ptr(), pointers,
             None if angle_rows_T is None else angle_rows_T.data_ptr(),
         )  # fmt: skip
+        if (shared := batch.shared) is not None:
+            step.sharers, step.num_sharers = shared.requests.data_ptr(), len(shared.requests)
+            step.shared = shared.tokens
         machine.run(self._program, len(self._steps), self._addresses, self._strides, step)
         return self._buffers[result][:tokens]
 

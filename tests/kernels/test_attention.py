@@ -3,7 +3,7 @@
 Caches hold NaN wherever nothing was written.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayllm_kernels import REFERENCE, AttentionBatch, Ops
+from rayllm_kernels import REFERENCE, AttentionBatch, Ops, SharedPrefix
 from rayllm_kernels import batch as batch_module
 from tests.kernels.conftest import INTERPRETED, native, variants
 
@@ -236,3 +236,23 @@ def test_batch_numbers() -> None:
     assert case.batch.longer == (2, 3, 5, 7)
     assert case.batch.slot_mapping.dtype == torch.int64
     assert {case.batch.query_start.dtype, case.batch.seq_lens.dtype, case.batch.block_table.dtype} == {torch.int32}
+
+
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("prefix", [256, 700])
+def test_a_shared_prefix_computed_once_gives_the_same_bits(variant: str, prefix: int, window: int | None) -> None:
+    """As computed for each request by itself; others in the step notice nothing."""
+    requests = [(1, 710), (1, 701), (3, 40), *[(1, 702 + i) for i in range(20)], (1, 900)]
+    sharers = [0, 1, *range(3, 23)]
+    for threads in (1, 3):
+        ops = native(variant, threads)
+        case = make_case(ops, requests, torch.bfloat16, head_size=20, block_size=16)
+        case.batch.block_table[sharers, : prefix // 16] = case.batch.block_table[0, : prefix // 16]
+        shared = SharedPrefix(torch.tensor(sharers, dtype=torch.int32), prefix // 16 * 16)
+        sinks = torch.linspace(-1, 4, 6)
+        each, once = (
+            ops.paged_attention(case.q_TNH, case.cache, batch, 0.2, window, 3.0, sinks)
+            for batch in (case.batch, replace(case.batch, shared=shared))
+        )
+        assert each.isfinite().all()
+        assert torch.equal(each, once)
