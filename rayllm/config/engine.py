@@ -36,6 +36,8 @@ class EngineConfig:
     """`float32`, `bfloat16` or `float16`."""
     device: str = "cpu"
     attention_backend: str = "auto"
+    cascade_attention: bool = False
+    """Whether attention over a prefix that requests share may be computed once for all of them."""
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     max_model_len: int
     """Prompt and output of one request together, in tokens."""

@@ -97,6 +97,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         dtype=dtype,
         device="cpu",
         attention_backend=values["attention-backend"] or "auto",
+        cascade_attention=_cascade_attention(values, facts),
         weights=resolve_weights(values, facts, hardware, files),
         max_model_len=max_model_len,
         max_num_seqs=values["max-num-seqs"] or DEFAULT_STEPS[values["performance-mode"]][1],
@@ -167,12 +168,31 @@ def _long_prefill_tokens(values: Values, max_model_len: int) -> int:
     return long or int(LONG_SHARE * max_model_len)
 
 
+def _has_windows(facts: ModelFacts) -> bool:
+    """Whether layers may have windows: else the model's own description need not be read."""
+    return facts.windows and bool(facts.config.get("sliding_window"))
+
+
 def _kv_layout(values: Values, facts: ModelFacts) -> KVLayout:
     """How layers share KV blocks: alike, unless some have a window that is smaller than the context."""
-    if values["disable-hybrid-kv-cache-manager"] or not (facts.windows and facts.config.get("sliding_window")):
+    if values["disable-hybrid-kv-cache-manager"] or not _has_windows(facts):
         return KVLayout()
     wanted = values["max-model-len"]
     return group_layers(spec_of(facts).windows, wanted if wanted and wanted > 0 else facts.max_model_len)
+
+
+def _cascade_attention(values: Values, facts: ModelFacts) -> bool:
+    if values["disable-cascade-attn"]:
+        return False
+    if _has_windows(facts) and None not in spec_of(facts).windows:
+        raise ConfigError(
+            "--no-disable-cascade-attn", "every layer of the model has a window, and sees no prefix", "leave it out"
+        )
+    if values["attention-backend"] == "torch":
+        raise ConfigError(
+            "--no-disable-cascade-attn", "--attention-backend torch computes each request by itself", "drop one of them"
+        )
+    return True
 
 
 def _notes(values: Values, engine: EngineConfig) -> Iterator[str]:
@@ -183,6 +203,8 @@ def _notes(values: Values, engine: EngineConfig) -> Iterator[str]:
             "--long-prefill-token-threshold has no effect: only one prompt at a time is computed in pieces; "
             "raise --max-num-partial-prefills"
         )
+    if engine.cascade_attention and not engine.enable_prefix_caching:
+        yield "--no-disable-cascade-attn has no effect: without prefix caching requests share no blocks"
     if values["disable-hybrid-kv-cache-manager"] is False and not engine.kv_layout.sliding:
         yield (
             "--no-disable-hybrid-kv-cache-manager has no effect: no layer has a window that is smaller than the "

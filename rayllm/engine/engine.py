@@ -161,7 +161,8 @@ class Engine:
         return EngineStats(
             load=self._load, prompt_tokens=metrics.prompt_tokens, generation_tokens=metrics.generation_tokens,
             preemptions=counters.preemptions, prefix_queries=counters.prefix_queries,
-            prefix_hits=counters.prefix_hits, finished=dict(metrics.finished), blocks_total=pool.num_blocks,
+            prefix_hits=counters.prefix_hits, cascade_steps=metrics.cascade_steps,
+            finished=dict(metrics.finished), blocks_total=pool.num_blocks,
             blocks_free=pool.free, histograms={name: d.snapshot() for name, d in metrics.histograms.items()},
             estimates=dict(self._work.totals) if self._work is not None else {},
         )  # fmt: skip
@@ -257,6 +258,7 @@ class Engine:
         outputs: Outputs = {}
         now = time.time()
         self._note_spent(step, result)
+        self._metrics.cascade_steps += result.cascade
         for request, output in self._scheduler.commit(step, result):
             self._count(request, output, now)
             if output.cached_tokens is not None or output.finish_reason is not None:

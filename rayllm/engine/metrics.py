@@ -36,6 +36,7 @@ class EngineMetrics:
     def __init__(self) -> None:
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.cascade_steps = 0
         self.finished = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self.histograms = {
             "time_to_first_token_seconds": Distribution(LATENCY_BOUNDS),

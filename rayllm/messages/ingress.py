@@ -146,6 +146,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
     """Of these, tokens that were found."""
+    cascade_steps: int = 0
+    """Steps that computed attention over a prefix once for all requests that share it."""
     finished: dict[str, int] = {}
     """Ended requests by reason: stop, length, abort, error."""
     blocks_total: int = 0

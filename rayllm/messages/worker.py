@@ -51,3 +51,5 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     """Rows that cannot go on, such as by a fault in a logits processor, and why."""
     times: tuple[float, float] = (0.0, 0.0)
     """Seconds that the model took, and the whole step."""
+    cascade: bool = False
+    """Whether attention over a shared prefix was computed once for several rows."""

@@ -77,6 +77,7 @@ class _Engines(Collector):
         yield self._counter("num_preemptions", "Preemptions.", lambda s: s.preemptions)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.prefix_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found cached.", lambda s: s.prefix_hits)
+        yield self._counter("cascade_steps", "Steps with cascade attention.", lambda s: s.cascade_steps)
         for name, text in ESTIMATE_HELP.items():
             if any(name in stats.estimates for stats in self._stats.values()):
                 yield self._counter(name, text, lambda s, name=name: s.estimates.get(name, 0.0))

@@ -12,6 +12,7 @@ import torch
 
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.worker import StartRow, StepPlan
+from rayllm.worker.cascade import find_shared_prefix
 from rayllm.worker.noise import noise_keys, stream_key
 from rayllm_kernels import AttentionBatch
 from rayllm_kernels.batch import to_device
@@ -102,12 +103,14 @@ class Batch:
         end_tokens: Sequence[int],
         edits_all: bool = False,
         groups: int = 1,
+        cascade_groups: int = 0,
     ) -> None:
         """`edits_all` says that the logits of every row are changed, whatever its request asks for.
 
-        `groups` of layers have blocks of their own.
+        `groups` of layers have blocks of their own. The first `cascade_groups` see everything: where it is worthwhile,
+        their attention over what requests share is computed once.
         """
-        self._groups = groups
+        self._groups, self._cascade_groups = groups, cascade_groups
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._end_tokens = tuple(end_tokens)
@@ -147,8 +150,12 @@ class Batch:
         if self._groups > 1:
             table = table.reshape(len(rows), -1, self._groups).transpose(2, 0, 1)
             blocks = blocks * self._groups + np.arange(self._groups)[:, None]
+        shared = None
+        if self._cascade_groups:
+            tables = table if self._groups > 1 else table[None]
+            shared = find_shared_prefix(tables[: self._cascade_groups], counts, seq_lens, self._block_size)
         attention = AttentionBatch.from_numpy(
-            query_start=query_start, seq_lens=seq_lens, block_table=table,
+            query_start=query_start, seq_lens=seq_lens, block_table=table, shared=shared,
             slot_mapping=self._blocks[token_rows, blocks] * np.int64(self._block_size) + offsets, device=device,
         )  # fmt: skip
         reached = seq_lens == self._length[rows]

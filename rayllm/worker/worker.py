@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rayllm.config.engine import EngineConfig
+from rayllm.errors import ConfigError
 from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.worker import StepPlan, StepResult
 from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
@@ -36,7 +37,8 @@ class Worker:
 
         Raises:
             ModelError: its files cannot be used.
-            ConfigError: a logits processor cannot be loaded, or there cannot be a folder for profiles.
+            ConfigError: a logits processor cannot be loaded, there cannot be a folder for profiles, or cascade
+                attention needs kernels that cannot be had here.
         """
         self._config = config
         torch.set_num_threads(thread_count(config))
@@ -47,6 +49,7 @@ class Worker:
             rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
             vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
             edits_all=bool(used_by_all(self._processors)), groups=config.kv_layout.width,
+            cascade_groups=config.kv_layout.width - config.kv_layout.sliding if config.cascade_attention else 0,
         )  # fmt: skip
         self._sampler = Sampler(self._processors, self._model.sampling, config.logprobs_mode)
         self._caches: list[Any] = []
@@ -99,8 +102,9 @@ class Worker:
         model_s = time.perf_counter() - ready
         prompt = self._prompt_logprobs(inputs, hidden_TD)
         self._batch.advance(inputs)
+        cascade = inputs.attention.shared is not None
         if not len(inputs.sampled_rows):
-            return StepResult([], [], {}, prompt, times=(model_s, time.perf_counter() - began))
+            return StepResult([], [], {}, prompt, times=(model_s, time.perf_counter() - began), cascade=cascade)
         every = len(inputs.sampled_rows) == len(hidden_TD)
         hidden_RD = hidden_TD if every else hidden_TD[inputs.sampled_positions]
         if self._batch.all_plain(inputs.sampled_rows):
@@ -112,6 +116,7 @@ class Worker:
         return StepResult(
             rows, sampled.token_ids, {rows[i]: entry for i, entry in sampled.logprobs.items()}, prompt,
             {rows[i]: why for i, why in sampled.failed.items()}, (model_s, time.perf_counter() - began),
+            cascade,
         )  # fmt: skip
 
     def _prompt_logprobs(self, inputs: StepInputs, hidden_TD: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
@@ -136,8 +141,13 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
 
     Raises:
         ModelError: its files cannot be used.
+        ConfigError: cascade attention needs kernels that cannot be had here.
     """
     compiled = device.type == "cpu" and config.attention_backend != "torch" and library() is not None
+    if config.cascade_attention and not compiled:
+        raise ConfigError(
+            "--no-disable-cascade-attn", "needs the compiled CPU kernels", "install g++, or leave the option out"
+        )
     decoder = load_model(
         config.model, DTYPES[config.dtype], device, weights=config.weights,
         max_model_len=config.max_model_len, keeps=KEPT_KINDS if compiled else frozenset(),

@@ -1,6 +1,7 @@
 """Options of workers and sampling, seen on a tiny model through the engine."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.worker import StepPlan, StepResult
 from rayllm.worker import memory
 from rayllm.worker.worker import Worker
-from tests.engine.options import config_of
+from rayllm_kernels.native.library import library
+from tests.engine.options import config_of, resolved
 from tests.models import VOCAB, make_tiny
 from tests.worker.test_engine_on_model import Runner
 
@@ -162,6 +164,51 @@ def test_windows_leave_room_for_more_tokens(
     assert len(texts[0]) == 200
     assert texts[0] == texts[1] == texts[2]
     assert 2 * usable[0] < usable[1] == usable[2]
+
+
+@pytest.mark.option("disable-cascade-attn")
+@pytest.mark.skipif(library() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_attention_over_a_shared_prefix_is_computed_once(tmp_path: Path, name: str) -> None:
+    model = read_model_facts(str(make_tiny(name, tmp_path, max_position_embeddings=1024)))
+    prefix = [3 + i * i % 90 for i in range(600)]
+    params = SamplingParams(temperature=0.0, max_tokens=8, seed=1, ignore_eos=True)
+
+    def run(*flags: str) -> tuple[list[list[int]], int]:
+        sizes = ("--num-gpu-blocks-override", "300", "--dtype", "bfloat16")
+        runner = Runner(model, config=config_of(*sizes, *flags, facts=model))
+        prompts = [PROMPT, *([*prefix, 3 + i, 4 + i] for i in range(8))]
+        adds = [
+            Add(request_id=i, prompt_token_ids=prompt, sampling=params, arrival_time=0.0)
+            for i, prompt in enumerate(prompts)
+        ]
+        texts = runner.run(adds)
+        steps = runner.engine.stats().cascade_steps
+        runner.close()
+        return texts, steps
+
+    texts, steps = run()
+    assert steps == 0
+    texts_once, steps = run("--no-disable-cascade-attn")
+    assert steps > 4
+    assert texts_once == texts
+
+
+@pytest.mark.option("disable-cascade-attn")
+def test_cascade_attention_is_refused_where_there_is_none(
+    facts: ModelFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = "--no-disable-cascade-attn"
+    with pytest.raises(ConfigError, match=f"{wanted}.*by itself"):
+        config_of(wanted, "--attention-backend", "torch", facts=facts)
+    slides = read_model_facts(str(make_tiny("mistral_window", tmp_path)))
+    with pytest.raises(ConfigError, match=f"{wanted}.*every layer"):
+        config_of(wanted, facts=slides)
+    (note,) = resolved(wanted, "--no-enable-prefix-caching", facts=facts).notes
+    assert note.startswith(f"{wanted} has no effect: ")
+    monkeypatch.setattr("rayllm.worker.worker.library", lambda: None)
+    with pytest.raises(ConfigError, match=f"{wanted}.*compiled"):
+        Engine.build(config_of(wanted, facts=facts))
 
 
 class Only:
