@@ -177,7 +177,7 @@ class Scheduler:
 
     def _continue_running(self, draft: _Draft) -> bool:
         """Give running requests their tokens. True if one had to be preempted for lack of blocks."""
-        preempted = False
+        preempted, slides = False, self._layout.sliding > 0
         index = 0
         while index < len(self.running) and draft.budget > 0:
             request = self.running[index]
@@ -185,7 +185,7 @@ class Scheduler:
             if tokens == 0:
                 index += 1
                 continue
-            if self._layout.sliding:
+            if slides:
                 self._leave_window(request)
             blocks: list[int] | None = []
             need = self._blocks_for(request.computed + tokens) - len(request.blocks)

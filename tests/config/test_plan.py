@@ -14,8 +14,8 @@ LLAMA = {
 }  # fmt: skip
 
 
-def plan(folder: Path, *arguments: str) -> str:
-    (folder / "config.json").write_text(json.dumps(LLAMA))
+def plan(folder: Path, *arguments: str, **config: object) -> str:
+    (folder / "config.json").write_text(json.dumps(LLAMA | config))
     values = parse_arguments([str(folder), *arguments], registry())
     return "\n".join(load(values).plan)
 
@@ -38,3 +38,14 @@ def test_what_options_say_is_theirs(tmp_path: Path) -> None:
     assert "context of 1024 tokens (as --max-model-len says); at most 4 requests (as --max-num-seqs says)" in text
     assert "1048576 bytes (as --kv-cache-memory-bytes says) in blocks of 32 tokens; prefix caching off" in text
     assert "engines: 2" in text
+
+
+def test_layers_with_windows_are_told_of(tmp_path: Path) -> None:
+    kind = {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+    gemma = {**kind, "num_hidden_layers": 4, "sliding_window": 64}
+    text = plan(tmp_path, **gemma)
+    assert "KV layers: 2 groups of up to 2, of which 1 keep the last 64 tokens of a request (default for " in text
+    assert "KV layers" not in plan(tmp_path, "--disable-hybrid-kv-cache-manager", **gemma)
+    assert "KV layers" not in plan(tmp_path, "--max-model-len", "64", **gemma)
+    asked = plan(tmp_path, "--no-disable-hybrid-kv-cache-manager", **gemma)
+    assert "(as --disable-hybrid-kv-cache-manager says)" in asked
