@@ -22,9 +22,11 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks_N: Tensor | None = None,
+    scales_2: Tensor | None = None,
 ) -> Tensor:
-    """See `attention.paged_attention`; without sinks."""
+    """See `attention.paged_attention`; without sinks and scales."""
     assert sinks_N is None, "the table offers this for models without sinks"
+    assert scales_2 is None, "the table offers this for caches in the model's dtype"
     kv_start = torch.nn.functional.pad(batch.seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
     out_TNH: Tensor = flash_attn_varlen_func(
         q_TNH, cache[0], cache[1], batch.query_start, kv_start,

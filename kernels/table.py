@@ -30,8 +30,8 @@ class Ops:
     gelu_tanh_and_mul: Callable[[Tensor], Tensor] = reference.gelu_tanh_and_mul
     linear: Callable[..., Tensor] = reference.linear
     embedding: Callable[[Tensor, Tensor], Tensor] = reference.embedding
-    kv_cache_shape: Callable[[int, int, int, int], tuple[int, ...]] = attention.kv_cache_shape
-    write_kv: Callable[[Tensor, Tensor, Tensor, Tensor], None] = attention.write_kv
+    kv_cache_shape: Callable[..., tuple[int, ...]] = attention.kv_cache_shape
+    write_kv: Callable[..., None] = attention.write_kv
     paged_attention: Callable[..., Tensor] = attention.paged_attention
 
 
@@ -55,6 +55,8 @@ class Needs:
     block_size: int | None = None
     soft_cap: bool = False
     sinks: bool = False
+    cache_of_its_own: bool = False
+    """Whether keys and values of some layer are stored in another dtype than the model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +183,7 @@ def _not_triton(needs: Needs) -> str | None:
         return "not yet run on a GPU"
     if needs.head_size is not None and needs.head_size > 256:
         return f"heads of {needs.head_size}"
-    return None
+    return "a cache in another dtype than the model's" if needs.cache_of_its_own else None
 
 
 def _flash() -> Any:
@@ -201,6 +203,8 @@ def _not_flash(needs: Needs) -> str | None:
         return f"heads of {needs.head_size}"
     if needs.block_size is not None and needs.block_size % 16:
         return f"blocks of {needs.block_size} tokens"
+    if needs.cache_of_its_own:
+        return "a cache in another dtype than the model's"
     return "attention sinks" if needs.sinks else None
 
 

@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 
+#include "narrow.h"
 #include "panel.h"
 #include "pool.h"
 #include "quant.h"
@@ -289,17 +290,24 @@ void embed_row(const Weight& w, long token, float factor, float* y, Scratch& s) 
 
 // ---- the cache: for each block and key/value head, tiles of 16 tokens (or of a block, if that is smaller). A tile of
 // keys is a panel of depth H whose columns are tokens; a tile of values is H / 16 panels whose columns are parts of the
-// head and whose depth is tokens.
+// head and whose depth is tokens. Where each token of a head has a scale, these floats follow the tile.
+
+enum CacheKind { E4M3 = 16, E5M2, INT8_HEADS, E4M3_HEADS };  // beside F32, BF16 and F16
 
 struct Cache {
-    int kind;  // F32, BF16 or F16
+    int kind;
     uint8_t *keys, *values;
+    const float* scales;      // of the layer's keys and its values; E4M3 and E5M2 only
     long heads, head, block;  // key/value heads; head size; tokens in a block
     long tokens() const { return std::min<long>(block, LANES); }  // in a tile
-    long item() const { return kind == F32 ? 4 : 2; }
+    bool narrow() const { return kind >= E4M3; }           // of eight bits, with scales
+    bool scaled_heads() const { return kind >= INT8_HEADS; }  // one for each token of a head
+    long item() const { return narrow() ? 1 : kind == F32 ? 4 : 2; }
     long value_panels() const { return (head + LANES - 1) / LANES; }
-    long key_bytes() const { return head * LANES * item(); }
-    long value_bytes() const { return value_panels() * LANES * tokens() * item(); }
+    long key_codes() const { return head * LANES * item(); }  // bytes of a tile before its scales
+    long value_codes() const { return value_panels() * LANES * tokens() * item(); }
+    long key_bytes() const { return key_codes() + (scaled_heads() ? LANES * 4 : 0); }
+    long value_bytes() const { return value_codes() + (scaled_heads() ? tokens() * 4 : 0); }
     long tile(long slot, long g) const { return (slot / block * heads + g) * (block / tokens()) + slot % block / tokens(); }
     uint8_t* key_tile(long slot, long g) const { return keys + tile(slot, g) * key_bytes(); }
     uint8_t* value_tile(long slot, long g) const { return values + tile(slot, g) * value_bytes(); }
@@ -311,16 +319,70 @@ inline void put(const Cache& c, uint8_t* tile, long row, int column, float x) {
     else ((uint16_t*)tile)[row * LANES + column] = to_f16(x);
 }
 
+// fn(codes) for those of a narrow kind.
+template <class F> void with_codes(int kind, F&& fn) {
+    switch (kind) {
+        case E5M2: fn(E5m2()); break;
+        case INT8_HEADS: fn(Int8()); break;
+        default: fn(E4m3());
+    }
+}
+
+// Store a head in eight bits, entry h at `place(h)` of the tile; its scale is that of the layer, or goes to `own`.
+template <class F> void put_narrow(const Cache& c, const float* x, float scale, uint8_t* tile, uint8_t* own, F&& place) {
+    with_codes(c.kind, [&](auto code) {
+        typedef decltype(code) Code;
+        if (c.scaled_heads()) store(own, scale = scale_of<Code>(x, c.head));
+        for (long h = 0; h < c.head; h++) tile[place(h)] = Code::make(x[h] / scale);
+    });
+}
+
+float layer_scale(const Cache& c, int which) { return c.scaled_heads() ? 1.0f : c.scales[which]; }
+
 void write_key(const Cache& c, long slot, long g, const float* k) {
     uint8_t* tile = c.key_tile(slot, g);
     int lane = int(slot % c.block % c.tokens());
+    if (c.narrow()) {
+        put_narrow(c, k, layer_scale(c, 0), tile, tile + c.key_codes() + lane * 4, [&](long h) { return h * LANES + lane; });
+        return;
+    }
     for (long h = 0; h < c.head; h++) put(c, tile, h, lane, k[h]);
 }
 
 void write_value(const Cache& c, long slot, long g, const float* v) {
     uint8_t* tile = c.value_tile(slot, g);
     long lane = slot % c.block % c.tokens();
+    if (c.narrow()) {
+        put_narrow(c, v, layer_scale(c, 1), tile, tile + c.value_codes() + lane * 4,
+                   [&](long h) { return (h / LANES * c.tokens() + lane) * LANES + h % LANES; });
+        return;
+    }
     for (long h = 0; h < c.head; h++) put(c, tile, h / LANES * c.tokens() + lane, int(h % LANES), v[h]);
+}
+
+// A tile of keys as floats.
+void widen_keys(const Cache& c, const uint8_t* tile, float* to) {
+    vf scale[NV];
+    for (int v = 0; v < NV; v++)
+        scale[v] = c.scaled_heads() ? load<vf>(tile + c.key_codes() + v * VW * 4) : splat(layer_scale(c, 0));
+    with_codes(c.kind, [&](auto code) {
+        for (long i = 0; i < c.head * LANES; i += LANES)
+            for (int v = 0; v < NV; v++) store(to + i + v * VW, decltype(code)::widen(tile + i + v * VW) * scale[v]);
+    });
+}
+
+// The first tokens of a tile of values as floats, the others left out.
+void widen_values(const Cache& c, const uint8_t* tile, long tokens, float* to) {
+    with_codes(c.kind, [&](auto code) {
+        for (long t = 0; t < tokens; t++) {
+            vf scale = splat(c.scaled_heads() ? load<float>(tile + c.value_codes() + t * 4) : layer_scale(c, 1));
+            for (long p = 0; p < c.value_panels(); p++)
+                for (int v = 0; v < NV; v++) {
+                    long at = (p * c.tokens() + t) * LANES + v * VW;
+                    store(to + at, decltype(code)::widen(tile + at) * scale);
+                }
+        }
+    });
 }
 
 void rotate(float* x, const float* cos_sin, long half) {
@@ -429,8 +491,9 @@ inline void fetch(const uint8_t* at, long size) {
 }
 
 // Scores of one split: row r is query head r % R of query r / R. Softmax numerators replace them; sums and maxima out.
+// `wide` is room for a tile as floats.
 void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0, long t1, const float* qs, float* scores,
-                 float* sums, float* tops) {
+                 float* sums, float* tops, float* wide) {
     const Cache& c = *a.cache;
     long base = a.step->seq_lens[p.request] - (a.step->query_start[p.request + 1] - a.step->query_start[p.request]);
     long from = first_tile(a, base + p.first, t0);
@@ -439,7 +502,10 @@ void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0
         float* to = scores + (t - t0);
         if (t + c.tokens() < t1) fetch(c.key_tile(slot_of(a, p.request, t + c.tokens()), p.group), c.key_bytes());
         else fetch(c.value_tile(slot_of(a, p.request, from), p.group), c.value_bytes());
-        if (c.kind == F32) rows_by_panels<F32Row, false>(qs, c.head, rows, (const float*)tile, 0, 1, to, SCORES, c.head, true);
+        if (c.narrow()) {
+            widen_keys(c, tile, wide);
+            rows_by_panels<F32Row, false>(qs, c.head, rows, wide, 0, 1, to, SCORES, c.head, true);
+        } else if (c.kind == F32) rows_by_panels<F32Row, false>(qs, c.head, rows, (const float*)tile, 0, 1, to, SCORES, c.head, true);
         else if (c.kind == BF16) rows_by_panels<Bf16Row, false>(qs, c.head, rows, (const uint16_t*)tile, 0, 1, to, SCORES, c.head, true);
         else rows_by_panels<F16Row, false>(qs, c.head, rows, (const uint16_t*)tile, 0, 1, to, SCORES, c.head, true);
     }
@@ -479,26 +545,30 @@ void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0
     }
 }
 
-// acc[rows][H, filled up to whole panels] = numerators times the values of the split.
-void weigh_split(const Attend& a, const Piece& p, long rows, long t0, long t1, const float* scores, float* acc) {
+// acc[rows][H, filled up to whole panels] = numerators times the values of the split. `room` is for a tile as floats.
+void weigh_split(const Attend& a, const Piece& p, long rows, long t0, long t1, const float* scores, float* acc, float* room) {
     const Cache& c = *a.cache;
-    long step = c.tokens(), stride = step * LANES, wide = c.value_panels() * LANES;
+    long step = c.tokens(), stride = step * LANES, wide = c.value_panels() * LANES, item = c.narrow() ? 4 : c.item();
     long base = a.step->seq_lens[p.request] - (a.step->query_start[p.request + 1] - a.step->query_start[p.request]);
     long first = first_tile(a, base + p.first, t0);
     for (long t = first; t < t1; t += step) {
         const uint8_t* tile = c.value_tile(slot_of(a, p.request, t), p.group);
         const float* x = scores + (t - t0);
         if (t + step < t1) fetch(c.value_tile(slot_of(a, p.request, t + step), p.group), c.value_bytes());
+        if (c.narrow()) {
+            widen_values(c, tile, std::min(step, t1 - t), room);
+            tile = (const uint8_t*)room;
+        }
         for (long h = 0, panels; h < wide; h += panels * LANES) {
             panels = wide - h >= 4 * LANES ? 4 : wide - h >= 2 * LANES ? 2 : 1;
-            const uint8_t* at = tile + h * step * c.item();
+            const uint8_t* at = tile + h * step * item;
             auto add = [&](auto row) {
                 typedef decltype(row) Row;
                 // No deeper than the tokens: 0 times what else the tile holds could be NaN.
                 rows_by_panels<Row, false>(x, SCORES, rows, (const typename Row::type*)at, stride, int(panels), acc + h, wide,
                                     std::min(step, t1 - t), t == first);
             };
-            if (c.kind == F32) add(F32Row());
+            if (c.narrow() || c.kind == F32) add(F32Row());
             else if (c.kind == BF16) add(Bf16Row());
             else add(F16Row());
         }
@@ -538,11 +608,11 @@ void attend_piece(const Attend& a, const Piece& p, Scratch& s, float* parts) {
     long start = a.step->query_start[p.request];
     long length = a.step->seq_lens[p.request], base = length - (a.step->query_start[p.request + 1] - start);
     long wide = c.value_panels() * LANES;
-    size_t need = size_t(rows) * size_t(SCORES + c.head + 2 * wide + 4);
+    size_t need = size_t(rows) * size_t(SCORES + c.head + 2 * wide + 4) + size_t(c.narrow() ? wide * LANES : 0);
     if (s.attention.size() < need) s.attention.resize(need);
     float* qs = s.attention.data();
     float *scores = qs + rows * c.head, *part = scores + rows * SCORES, *acc = part + rows * wide;
-    float *sums = acc + rows * wide, *tops = sums + rows, *all_sums = tops + rows, *all_tops = all_sums + rows;
+    float *sums = acc + rows * wide, *tops = sums + rows, *all_sums = tops + rows, *all_tops = all_sums + rows, *tile = all_tops + rows;
     for (long r = 0; r < rows; r++) {
         long token = p.sharers ? a.step->query_start[p.sharers[r / ratio]] : start + p.first + r / ratio;
         const float* from = a.q + token * a.ldq + (p.group * ratio + r % ratio) * c.head;
@@ -551,8 +621,8 @@ void attend_piece(const Attend& a, const Piece& p, Scratch& s, float* parts) {
     long last = base + p.first + p.count;  // tokens that the last query sees
     if (p.split >= 0) {
         long t0 = p.split * SPLIT, t1 = std::min<long>(t0 + SPLIT, last);
-        score_split(a, p, rows, ratio, t0, t1, qs, scores, sums, tops);
-        weigh_split(a, p, rows, t0, t1, scores, part);
+        score_split(a, p, rows, ratio, t0, t1, qs, scores, sums, tops, tile);
+        weigh_split(a, p, rows, t0, t1, scores, part, tile);
         float* to = parts + p.part * (c.head + 2);
         for (long r = 0; r < rows; r++, to += c.head + 2) {
             to[0] = tops[r];
@@ -569,8 +639,8 @@ void attend_piece(const Attend& a, const Piece& p, Scratch& s, float* parts) {
         }
     for (long t0 = std::max(p.shared, lowest(a, base + p.first) / SPLIT * SPLIT); t0 < last; t0 += SPLIT) {
         long t1 = std::min<long>(t0 + SPLIT, last);
-        score_split(a, p, rows, ratio, t0, t1, qs, scores, sums, tops);
-        weigh_split(a, p, rows, t0, t1, scores, part);
+        score_split(a, p, rows, ratio, t0, t1, qs, scores, sums, tops, tile);
+        weigh_split(a, p, rows, t0, t1, scores, part, tile);
         for (long r = 0; r < rows; r++)
             fold(c.head, all_tops[r], all_sums[r], acc + r * wide, tops[r], sums[r], part + r * wide);
     }
@@ -651,7 +721,7 @@ struct Instruction {
     int32_t src, dst, other;  // buffers
     int32_t integer, cache_kind, group;
     int64_t n, k, heads, kv_heads, head, rotated, block, window, offset;
-    const void *weight, *bias, *sinks, *keys, *values, *q_norm, *k_norm;
+    const void *weight, *bias, *sinks, *keys, *values, *q_norm, *k_norm, *scales;
     float f0, f1;
 };
 
@@ -673,7 +743,7 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
     long lds = widths[in.src], ldd = widths[in.dst], ldo = widths[in.other];
     const float* weight = (const float*)in.weight;
     Weight w{in.kind, in.n, in.k, (const uint8_t*)in.weight, in.integer != 0};
-    Cache cache{in.cache_kind, (uint8_t*)in.keys, (uint8_t*)in.values, in.kv_heads, in.head, in.block};
+    Cache cache{in.cache_kind, (uint8_t*)in.keys, (uint8_t*)in.values, (const float*)in.scales, in.kv_heads, in.head, in.block};
     auto heads = [&] {
         return Heads{cache, in.heads, in.rotated, step.angles[in.rope], step.angle_rows, step.slots + in.group * rows,
                      (const float*)in.q_norm, (const float*)in.k_norm, in.f0};

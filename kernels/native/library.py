@@ -66,7 +66,7 @@ class Instruction(ctypes.Structure):
             for name in ("op", "kind", "epilogue", "rope", "src", "dst", "other", "integer", "cache_kind", "group")
         ),
         *((name, c_int64) for name in ("n", "k", "heads", "kv_heads", "head", "rotated", "block", "window", "offset")),
-        *((name, c_void_p) for name in ("weight", "bias", "sinks", "keys", "values", "q_norm", "k_norm")),
+        *((name, c_void_p) for name in ("weight", "bias", "sinks", "keys", "values", "q_norm", "k_norm", "scales")),
         *((name, c_float) for name in ("f0", "f1")),
     )
 

@@ -78,14 +78,23 @@ class NativeOps:
         batch = _batch_of_slots(torch.arange(len(ids_T)))
         return self._run(program, len(ids_T), 0, batch, token_ids=ids_T).to(weight_VD.dtype)
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, kv_heads: int, head_size: int) -> tuple[int, ...]:
+    def kv_cache_shape(
+        self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype = torch.float32
+    ) -> tuple[int, ...]:
         """See `attention.kv_cache_shape`; `block_size` is a divisor or a multiple of 16."""
-        return cache_shape(num_blocks, block_size, kv_heads, head_size)
+        return cache_shape(num_blocks, block_size, kv_heads, head_size, dtype)
 
-    def write_kv(self, k_TGH: Tensor, v_TGH: Tensor, cache: Tensor, slot_mapping_T: Tensor) -> None:
+    def write_kv(
+        self,
+        k_TGH: Tensor,
+        v_TGH: Tensor,
+        cache: Tensor,
+        slot_mapping_T: Tensor,
+        scales_2: Tensor | None = None,
+    ) -> None:
         """See `attention.write_kv`; a rotation of no entries."""
         program = _program(len(k_TGH), torch.cat((k_TGH, v_TGH), dim=1).flatten(1))
-        program.rotate_and_store(0, Heads(0, 0, 0), LayerCache.view_of(cache, k_TGH.shape[2]))
+        program.rotate_and_store(0, Heads(0, 0, 0), LayerCache.view_of(cache, k_TGH.shape[2], scales_2))
         self._run(program, len(k_TGH), 0, _batch_of_slots(slot_mapping_T))
 
     def paged_attention(
@@ -97,11 +106,13 @@ class NativeOps:
         window: int | None = None,
         soft_cap: float | None = None,
         sinks_N: Tensor | None = None,
+        scales_2: Tensor | None = None,
     ) -> Tensor:
         """See `attention.paged_attention`."""
         tokens, heads, head_size = q_TNH.shape
         program = _program(tokens, q_TNH.flatten(1), heads * head_size)
-        program.attention(0, 1, heads, scale, soft_cap, window, LayerCache.view_of(cache, head_size), sinks_N)
+        layer = LayerCache.view_of(cache, head_size, scales_2)
+        program.attention(0, 1, heads, scale, soft_cap, window, layer, sinks_N)
         return self._run(program, tokens, 1, batch).view(q_TNH.shape).to(q_TNH.dtype)
 
     def _gated(self, gate_up_TF: Tensor, epilogue: Epilogue) -> Tensor:

@@ -5,7 +5,7 @@ number; the fields they use are written by the method of the same name below, an
 """
 
 from copy import copy
-from ctypes import c_int64, c_void_p
+from ctypes import byref, c_int64, c_void_p, sizeof
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -14,8 +14,15 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels.batch import AttentionBatch
-from rayllm_kernels.native.library import KIND_OF, Epilogue, Instruction, Machine, Packed, Step
+from rayllm_kernels.native.library import Epilogue, Instruction, Machine, Packed, Step
 from rayllm_kernels.native.memory import zeros
+from rayllm_kernels.storage import HEAD_SCALED
+
+CACHE_KINDS = {
+    torch.float32: 0, torch.bfloat16: 1, torch.float16: 2,
+    torch.float8_e4m3fn: 16, torch.float8_e5m2: 17, torch.int8: 18, torch.uint8: 19,
+}  # fmt: skip
+"""As in cpu.cpp."""
 
 
 class Op(IntEnum):
@@ -127,6 +134,10 @@ class Program:
         self._addresses = (c_void_p * len(self._buffers))(*(b.data_ptr() for b in self._buffers))
         self._strides = (c_int64 * len(self._widths))(*self._widths)
 
+    def __len__(self) -> int:
+        """Instructions so far."""
+        return len(self._steps)
+
     def run(
         self,
         machine: Machine,
@@ -135,11 +146,14 @@ class Program:
         angles: list[Tensor],
         result: int,
         angle_rows_T: Tensor | None = None,
+        begin: int = 0,
+        end: int | None = None,
     ) -> Tensor:
         """Carry out a step; a view of the rows of buffer `result`, valid until the next step.
 
         `token_ids_T` and `angle_rows_T` are int64. `angles` holds, for each rope, rows of cosines, then sines; a token
-        takes the row that `angle_rows_T` says, or one each.
+        takes the row that `angle_rows_T` says, or one each. With `begin` and `end` only those instructions are carried
+        out, on what the ones before left in the buffers.
         """
         # No call to torch that lets go of the interpreter: a thread that takes it then holds up the step.
         tokens = len(token_ids_T)
@@ -157,7 +171,8 @@ class Program:
         if (shared := batch.shared) is not None:
             step.sharers, step.num_sharers = shared.requests.data_ptr(), len(shared.requests)
             step.shared = shared.tokens
-        machine.run(self._program, len(self._steps), self._addresses, self._strides, step)
+        first = byref(self._program, begin * sizeof(Instruction))
+        machine.run(first, (len(self) if end is None else end) - begin, self._addresses, self._strides, step)
         return self._buffers[result][:tokens]
 
     def buffer(self, index: int) -> Tensor:
@@ -196,8 +211,9 @@ class Program:
         keys, values = cache.parts()
         self._kept.append(cache)
         return {
-            "cache_kind": KIND_OF[keys.dtype], "kv_heads": cache.kv_heads, "head": cache.head_size,
-            "block": cache.block_size, "keys": keys.data_ptr(), "values": values.data_ptr(), "group": cache.group,
+            "cache_kind": CACHE_KINDS[keys.dtype], "kv_heads": cache.kv_heads, "head": cache.head_size,
+            "block": cache.block_size, "keys": keys.data_ptr(), "values": values.data_ptr(),
+            "scales": cache.scales_2.data_ptr(), "group": cache.group,
         }  # fmt: skip
 
 
@@ -222,20 +238,31 @@ class LayerCache:
     group = 0
     """Which of a step's tables of blocks is this layer's."""
 
-    def __init__(self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
-        """`block_size` is a divisor or a multiple of 16."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        scales_2: Tensor | None = None,
+    ) -> None:
+        """`block_size` is a divisor or a multiple of 16. `scales_2` are read at every step; see `storage`."""
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
+        self.scales_2 = _scales(scales_2)
         self._keys, self._values = (
-            zeros(n * dtype.itemsize).view(dtype) for n in _numbers(num_blocks, block_size, kv_heads, head_size)
+            zeros(n * dtype.itemsize).view(dtype) for n in _numbers(num_blocks, block_size, kv_heads, head_size, dtype)
         )
 
     @classmethod
-    def view_of(cls, cache: Tensor, head_size: int) -> "LayerCache":
+    def view_of(cls, cache: Tensor, head_size: int, scales_2: Tensor | None = None) -> "LayerCache":
         """Over the memory of a tensor of the shape that `cache_shape` gave."""
         num_blocks, block_size, kv_heads, _ = cache.shape
         self = cls.__new__(cls)
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
-        self._keys, self._values = cache.view(-1).split(_numbers(num_blocks, block_size, kv_heads, head_size))
+        self.scales_2 = _scales(scales_2)
+        sizes = _numbers(num_blocks, block_size, kv_heads, head_size, cache.dtype)
+        self._keys, self._values = cache.view(-1).split(sizes)
         return self
 
     def of_group(self, group: int) -> "LayerCache":
@@ -249,22 +276,29 @@ class LayerCache:
         return self._keys, self._values
 
 
+def _scales(scales_2: Tensor | None) -> Tensor:
+    return torch.ones(2) if scales_2 is None else scales_2
+
+
 def cache_bytes(block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block of a layer."""
-    return sum(_numbers(1, block_size, kv_heads, head_size)) * dtype.itemsize
+    return sum(_numbers(1, block_size, kv_heads, head_size, dtype)) * dtype.itemsize
 
 
-def cache_shape(num_blocks: int, block_size: int, kv_heads: int, head_size: int) -> tuple[int, ...]:
+def cache_shape(
+    num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype = torch.float32
+) -> tuple[int, ...]:
     """Keys and values of a layer as one tensor: all keys first, whatever the dimensions say."""
-    numbers = sum(_numbers(1, block_size, kv_heads, head_size))
+    numbers = sum(_numbers(1, block_size, kv_heads, head_size, dtype))
     return num_blocks, block_size, kv_heads, numbers // (block_size * kv_heads)
 
 
-def _numbers(num_blocks: int, block_size: int, kv_heads: int, head_size: int) -> tuple[int, int]:
-    """How many make up the keys and the values of a layer."""
+def _numbers(num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> tuple[int, int]:
+    """How many make up the keys and the values of a layer, the bytes of scales counted where they follow each tile."""
     tokens = min(block_size, 16)
     tiles = num_blocks * kv_heads * (block_size // tokens)
-    return tiles * head_size * 16, tiles * -(-head_size // 16) * 16 * tokens
+    scale = 4 if dtype in HEAD_SCALED else 0
+    return tiles * (head_size + scale) * 16, tiles * (-(-head_size // 16) * 16 + scale) * tokens
 
 
 def fits(block_size: int) -> bool:

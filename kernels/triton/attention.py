@@ -177,8 +177,11 @@ def join_kernel(
         tl.store(out + row * head_size + entry[None, :], result.to(out.dtype.element_ty), inside[None, :])
 
 
-def write_kv(k_TGH: Tensor, v_TGH: Tensor, cache: Tensor, slot_mapping_T: Tensor) -> None:
-    """See `attention.write_kv`."""
+def write_kv(
+    k_TGH: Tensor, v_TGH: Tensor, cache: Tensor, slot_mapping_T: Tensor, scales_2: Tensor | None = None
+) -> None:
+    """See `attention.write_kv`; without scales."""
+    assert scales_2 is None, "the table offers this for caches in the model's dtype"
     tokens, heads, head_size = k_TGH.shape
     write_kernel[(tokens, heads)](
         k_TGH, v_TGH, cache[0], cache[1], slot_mapping_T, k_TGH.stride(0), k_TGH.stride(1), v_TGH.stride(0),
@@ -194,8 +197,10 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks_N: Tensor | None = None,
+    scales_2: Tensor | None = None,
 ) -> Tensor:
-    """See `attention.paged_attention`. Rows are the same bits in every batch."""
+    """See `attention.paged_attention`; without scales. Rows are the same bits in every batch."""
+    assert scales_2 is None, "the table offers this for caches in the model's dtype"
     heads, head_size = q_TNH.shape[1:]
     block_size, groups = cache.shape[2:4]
     out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rayllm_kernels import REFERENCE, AttentionBatch, Ops, SharedPrefix
 from rayllm_kernels import batch as batch_module
+from rayllm_kernels.native.ops import NativeOps
+from rayllm_kernels.storage import HEAD_SCALED, LARGEST, LAYER_SCALED, narrowed, widened
 from tests.kernels.conftest import INTERPRETED, native, variants
 
 MIXED = [(1, 1), (1, 40), (5, 5), (3, 30), (1, 9), (150, 170), (1, 16), (2, 17)]
@@ -32,6 +34,7 @@ class Case:
     batch: AttentionBatch
     keys: list[Tensor]
     values: list[Tensor]
+    scales_2: Tensor | None = None
 
 
 def make_case(
@@ -42,12 +45,17 @@ def make_case(
     kv_heads: int = 2,
     head_size: int = 10,
     block_size: int = 4,
+    stored: torch.dtype | None = None,
+    scales_2: Tensor | None = None,
 ) -> Case:
+    """Keys and values of the case are what the cache, of dtype `stored`, keeps of random ones."""
+    stored = stored or dtype
     generator = torch.Generator().manual_seed(len(requests))
     rng = np.random.default_rng(1)
     blocks = [-(-length // block_size) for _, length in requests]
     order = rng.permutation(sum(blocks) + 3)
-    cache = torch.full(ops.kv_cache_shape(len(order), block_size, kv_heads, head_size), float("nan"), dtype=dtype)
+    cache = torch.empty(ops.kv_cache_shape(len(order), block_size, kv_heads, head_size, stored), dtype=stored)
+    cache.view(torch.uint8).fill_(0xFF)  # NaN in every floating dtype, and as a scale
     table = np.zeros((len(requests), max(blocks)), dtype=np.int32)
     keys, values, slots, first = [], [], [], 0
     for row, (queries, length) in enumerate(requests):
@@ -58,9 +66,13 @@ def make_case(
         places = own[positions // block_size] * block_size + positions % block_size
         # As a decoder has them: views of rows that hold more.
         k, v, _ = torch.randn(length, 3 * kv_heads, head_size, generator=generator).to(dtype).chunk(3, dim=1)
-        ops.write_kv(k, v, cache, torch.from_numpy(places.astype(np.int64)))
-        keys.append(k)
-        values.append(v)
+        slot_mapping = torch.from_numpy(places.astype(np.int64))
+        if scales_2 is None:
+            ops.write_kv(k, v, cache, slot_mapping)
+        else:
+            ops.write_kv(k, v, cache, slot_mapping, scales_2)
+        for kept, x, scale in zip((keys, values), (k, v), (None, None) if scales_2 is None else scales_2, strict=True):
+            kept.append(widened(narrowed(x, stored, scale), scale))
         slots.append(places[length - queries :])
     counts = [queries for queries, _ in requests]
     batch = AttentionBatch.from_numpy(
@@ -70,7 +82,7 @@ def make_case(
         np.concatenate(slots),
     )
     q = torch.randn(sum(counts), 2 * heads, head_size, generator=generator).to(dtype)[:, :heads]
-    return Case(q, cache, batch, keys, values)
+    return Case(q, cache, batch, keys, values, scales_2)
 
 
 def naive(
@@ -105,7 +117,8 @@ def check(
     sinks_N: Tensor | None = None,
 ) -> None:
     dtype = case.q_TNH.dtype
-    out = ops.paged_attention(case.q_TNH, case.cache, case.batch, scale, window, soft_cap, sinks_N)
+    scales = () if case.scales_2 is None else (case.scales_2,)
+    out = ops.paged_attention(case.q_TNH, case.cache, case.batch, scale, window, soft_cap, sinks_N, *scales)
     assert out.dtype == dtype
     wanted = naive(case, scale, window, soft_cap, sinks_N)
     torch.testing.assert_close(out.double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -154,6 +167,67 @@ def test_half_precision(ops: Ops, dtype: torch.dtype) -> None:
     check(ops, make_case(ops, MIXED, dtype), 0.3, 20, None, torch.linspace(-3, 6, 6).to(dtype))
 
 
+STORED = [*LARGEST, torch.float16]
+
+
+@tables
+@pytest.mark.parametrize("stored", STORED, ids=str)
+@pytest.mark.parametrize("head_size", [1, 16, 33, 80])
+@pytest.mark.parametrize("block_size", [1, 8, 48])
+def test_caches_in_other_dtypes(ops: Ops, stored: torch.dtype, head_size: int, block_size: int) -> None:
+    if not (ops is REFERENCE or isinstance(getattr(ops.write_kv, "__self__", None), NativeOps)):
+        pytest.skip("it has caches in the model's dtype only")
+    scales = torch.tensor([0.03, 0.7]) if stored in LAYER_SCALED else None
+    case = make_case(ops, MIXED, torch.float32, 6, 2, head_size, block_size, stored, scales)
+    for window in (None, 7):
+        check(ops, case, head_size**-0.5, window, None, torch.linspace(-3, 6, 6))
+    whole = ops.kv_cache_shape(4, block_size, 2, head_size, torch.float32)
+    bits = torch.Size(ops.kv_cache_shape(4, block_size, 2, head_size, stored)).numel() * stored.itemsize
+    codes = torch.Size(whole).numel() * (2 if stored == torch.float16 else 1)
+    assert codes <= bits <= codes * (1 + 4 / head_size)
+    assert (bits > codes) == (stored in HEAD_SCALED)
+
+
+@pytest.mark.parametrize("stored", LARGEST, ids=str)
+def test_compiled_codes_are_those_of_the_reference(variant: str, stored: torch.dtype) -> None:
+    """Of all magnitudes, of numbers half way between two codes, of zeros and what no code holds, to the last bit."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    plain = widened(
+        codes.view(torch.int8).float()
+        if stored == torch.int8
+        else codes.view(stored if stored in LAYER_SCALED else torch.float8_e4m3fn),
+        None,
+    )
+    levels = plain[plain.isfinite()].sort().values
+    middles = (levels[1:] + levels[:-1]) / 2
+    random = torch.randn(2000) * torch.logspace(-9, 6, 2000)
+    numbers = torch.cat(
+        (levels, middles, middles.nextafter(levels[1:]), random, torch.tensor([0.0, -0.0, 1e30, -1e30]))
+    )
+    if stored in LAYER_SCALED:
+        numbers = torch.cat((numbers, torch.tensor([float("inf"), -float("inf"), float("nan")])))
+    k_TGH = torch.nn.functional.pad(numbers, (0, -len(numbers) % 20)).view(-1, 2, 10)
+    k_TGH[0] = 0.0
+    ops, slots = native(variant), torch.arange(len(k_TGH))
+    cache = torch.zeros(ops.kv_cache_shape(-(-len(k_TGH) // 16), 16, 2, 10, stored), dtype=stored)
+    ops.write_kv(k_TGH, -k_TGH, cache, slots)
+    scaled = stored in HEAD_SCALED
+    half = (
+        cache.view(torch.uint8)
+        .flatten()
+        .split([(10 + 4 * scaled) * 16 * 2 * len(cache), (16 + 4 * scaled) * 32 * len(cache)])
+    )
+    for part, x_TGH, depth in zip(half, (k_TGH, -k_TGH), (10, 16), strict=True):
+        tiles = part.view(len(cache), 2, -1)  # block, head
+        found = tiles[..., : depth * 16].unflatten(-1, (depth, 16) if depth == 10 else (16, 16))
+        found = (found.permute(0, 3, 1, 2) if depth == 10 else found.permute(0, 2, 1, 3)[..., :10]).flatten(0, 1)
+        wanted = narrowed(x_TGH, stored, None).view(torch.uint8)
+        assert torch.equal(found[: len(x_TGH)], wanted[..., :10])
+        if scaled:
+            scales = tiles[..., depth * 16 :].unflatten(-1, (16, 4)).permute(0, 2, 1, 3).flatten(0, 1)
+            assert torch.equal(scales[: len(x_TGH)], wanted[..., 10:])
+
+
 @tables
 def test_extreme_scores(ops: Ops) -> None:
     """Scores and sinks far beyond what exp can hold."""
@@ -191,13 +265,14 @@ def cut(case: Case, row: int, queries: int, length: int) -> tuple[Tensor, Attent
 
 
 @pytest.mark.parametrize("window", [None, 60, 300])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, *LARGEST], ids=str)
 def test_compiled_rows_are_the_same_bits_alone_and_with_more_threads(
-    variant: str, dtype: torch.dtype, window: int | None
+    variant: str, stored: torch.dtype, window: int | None
 ) -> None:
     """However many queries of a request are in the step, whatever else is, and for any number of threads."""
     ops = native(variant)
-    case = make_case(ops, LONG, dtype, head_size=20, block_size=16)
+    dtype = torch.float32 if stored in LARGEST else stored
+    case = make_case(ops, LONG, dtype, head_size=20, block_size=16, stored=stored)
     sinks = torch.linspace(-1, 4, 6)
     whole = ops.paged_attention(case.q_TNH, case.cache, case.batch, 0.2, window, 3.0, sinks)
     for threads in (1, 2, 3):

@@ -95,10 +95,19 @@ def test_flash_attention_is_for_what_it_can(monkeypatch: pytest.MonkeyPatch) -> 
     assert attention(half) == "torch"
     monkeypatch.setattr(table, "FLASH_TRIED", True)
     assert attention(half) == "flash"
-    for other in ({"dtype": torch.float32}, {"head_size": 320}, {"head_size": 60}, {"block_size": 8}, {"sinks": True}):
+    own = {"cache_of_its_own": True}
+    for other in (
+        own,
+        {"dtype": torch.float32},
+        {"head_size": 320},
+        {"head_size": 60},
+        {"block_size": 8},
+        {"sinks": True},
+    ):
         assert attention(replace(half, **other)) == "torch"
     monkeypatch.setattr(table, "TRITON_TRIED", True)
     assert attention(half) == "triton"
+    assert attention(replace(half, **own)) == "torch"
 
 
 def test_a_table_can_be_changed() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from rayllm_kernels import REFERENCE, AttentionBatch
 from rayllm_kernels.native.library import BLOCK, Kind, Machine
 from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_bytes, cache_shape
+from rayllm_kernels.storage import DTYPES
 from tests.kernels.conftest import library_of
 from tests.kernels.native.test_products import random_blocks
 
@@ -145,10 +146,10 @@ def test_groups_of_layers_have_tables_of_their_own(machine: Machine) -> None:
 @pytest.mark.parametrize("block_size", [1, 4, 16, 48])
 @pytest.mark.parametrize("head_size", [1, 16, 33])
 def test_a_cache_takes_what_it_says(block_size: int, head_size: int) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in DTYPES.values():
         size = cache_bytes(block_size, 3, head_size, dtype) * 5
         assert sum(part.nbytes for part in LayerCache(5, block_size, 3, head_size, dtype).parts()) == size
-        cache = torch.empty(cache_shape(5, block_size, 3, head_size), dtype=dtype)
+        cache = torch.empty(cache_shape(5, block_size, 3, head_size, dtype), dtype=dtype)
         keys, values = LayerCache.view_of(cache, head_size).parts()
         assert cache.nbytes == keys.nbytes + values.nbytes == size
 
