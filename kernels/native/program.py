@@ -238,18 +238,10 @@ class LayerCache:
     group = 0
     """Which of a step's tables of blocks is this layer's."""
 
-    def __init__(
-        self,
-        num_blocks: int,
-        block_size: int,
-        kv_heads: int,
-        head_size: int,
-        dtype: torch.dtype,
-        scales_2: Tensor | None = None,
-    ) -> None:
-        """`block_size` is a divisor or a multiple of 16. `scales_2` are read at every step; see `storage`."""
+    def __init__(self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
+        """`block_size` is a divisor or a multiple of 16; for `dtype` see `storage`."""
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
-        self.scales_2 = _scales(scales_2)
+        self.scales_2 = torch.ones(2)
         self._keys, self._values = (
             zeros(n * dtype.itemsize).view(dtype) for n in _numbers(num_blocks, block_size, kv_heads, head_size, dtype)
         )
@@ -260,24 +252,20 @@ class LayerCache:
         num_blocks, block_size, kv_heads, _ = cache.shape
         self = cls.__new__(cls)
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
-        self.scales_2 = _scales(scales_2)
+        self.scales_2 = torch.ones(2) if scales_2 is None else scales_2
         sizes = _numbers(num_blocks, block_size, kv_heads, head_size, cache.dtype)
         self._keys, self._values = cache.view(-1).split(sizes)
         return self
 
-    def of_group(self, group: int) -> "LayerCache":
-        """The same memory for a layer of another group."""
+    def of_layer(self, group: int, scales_2: Tensor) -> "LayerCache":
+        """The same memory for a layer of some group, with scales of its own, which are read at every step."""
         other = copy(self)
-        other.group = group
+        other.group, other.scales_2 = group, scales_2
         return other
 
     def parts(self) -> tuple[Tensor, Tensor]:
         """Keys and values, flat."""
         return self._keys, self._values
-
-
-def _scales(scales_2: Tensor | None) -> Tensor:
-    return torch.ones(2) if scales_2 is None else scales_2
 
 
 def cache_bytes(block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:

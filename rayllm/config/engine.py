@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from rayllm.config.kv_cache import KvCacheSettings
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.weights import WeightsConfig
 from rayllm.kv.layout import KVLayout
@@ -39,6 +40,7 @@ class EngineConfig:
     cascade_attention: bool = False
     """Whether attention over a prefix that requests share may be computed once for all of them."""
     weights: WeightsConfig = field(default_factory=WeightsConfig)
+    kv_cache: KvCacheSettings = field(default_factory=KvCacheSettings)
     max_model_len: int
     """Prompt and output of one request together, in tokens."""
     max_num_seqs: int = 256

@@ -33,7 +33,8 @@ def plan_lines(values: Values, resolved: Resolved, hardware: Hardware) -> Iterat
     else:
         size = f"{engine.memory_share:.0%} of the free memory ({why('gpu-memory-utilization', 'default')})"
     caching = "on" if engine.enable_prefix_caching else "off"
-    yield f"KV cache: {size} in blocks of {engine.block_size} tokens; prefix caching {caching}"
+    stored = engine.kv_cache.dtype or engine.dtype
+    yield f"KV cache: {size} in blocks of {engine.block_size} tokens, as {stored}; prefix caching {caching}"
     layout = engine.kv_layout
     if layout.sliding:
         reason = why("disable-hybrid-kv-cache-manager", "default for windows shorter than the context")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
 from rayllm.config.hardware import Hardware
+from rayllm.config.kv_cache import KvCacheSettings, head_bytes, kv_cache_notes, resolve_kv_cache
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.observability import (
     kv_metrics_sample,
@@ -21,7 +22,6 @@ from rayllm.kv.layout import KVLayout, group_layers
 from rayllm.model.families import spec_of
 
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEFAULT_BLOCK_SIZE = 16
 DEFAULT_STEPS = {"interactivity": (128, 64), "balanced": (512, 256), "throughput": (2048, 1024)}
 """Tokens and requests of a step on a CPU, by --performance-mode.
@@ -48,6 +48,18 @@ class Resolved:
     """What the user should know: options without effect, or that are about to go."""
     plan: tuple[str, ...] = ()
     """What was decided and why, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a KV cache may take, and what it is made of."""
+
+    free: int
+    """Bytes."""
+    block_size: int
+    dtype: str
+    kv_cache: KvCacheSettings
+    layout: KVLayout
 
 
 def resolve(
@@ -81,8 +93,10 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
     blocks = values["num-gpu-blocks-override"]
     # With no size given, weights and KV come out of the same free memory.
     kv_free = int(AUTO_MARGIN * share * max(0, hardware.memory / engines - files.weight_bytes))
-    layout = _kv_layout(values, facts)
-    max_model_len = _max_model_len(values, facts, dtype, block_size, kv_free, layout)
+    kv_cache = resolve_kv_cache(values, facts)
+    layout = _kv_layout(values, facts, kv_cache)
+    room = _Room(kv_free, block_size, dtype, kv_cache, layout)
+    max_model_len = _max_model_len(values, facts, room)
     step_tokens = _batched_tokens(values, max_model_len)
     if blocks is not None:
         fits = layout.longest(blocks, step_tokens, block_size, max_model_len)
@@ -99,6 +113,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         attention_backend=values["attention-backend"] or "auto",
         cascade_attention=_cascade_attention(values, facts),
         weights=resolve_weights(values, facts, hardware, files),
+        kv_cache=kv_cache,
         max_model_len=max_model_len,
         max_num_seqs=values["max-num-seqs"] or DEFAULT_STEPS[values["performance-mode"]][1],
         max_num_batched_tokens=step_tokens,
@@ -173,9 +188,9 @@ def _has_windows(facts: ModelFacts) -> bool:
     return facts.windows and bool(facts.config.get("sliding_window"))
 
 
-def _kv_layout(values: Values, facts: ModelFacts) -> KVLayout:
+def _kv_layout(values: Values, facts: ModelFacts, kv_cache: KvCacheSettings) -> KVLayout:
     """How layers share KV blocks: alike, unless some have a window that is smaller than the context."""
-    if values["disable-hybrid-kv-cache-manager"] or not _has_windows(facts):
+    if values["disable-hybrid-kv-cache-manager"] or not _has_windows(facts) or kv_cache.mixes_types:
         return KVLayout()
     wanted = values["max-model-len"]
     return group_layers(spec_of(facts).windows, wanted if wanted and wanted > 0 else facts.max_model_len)
@@ -197,6 +212,7 @@ def _cascade_attention(values: Values, facts: ModelFacts) -> bool:
 
 def _notes(values: Values, engine: EngineConfig) -> Iterator[str]:
     yield from observability_notes(values)
+    yield from kv_cache_notes(values)
     yield from _without_effect(values)
     if values["long-prefill-token-threshold"] and values["max-num-partial-prefills"] == 1:
         yield (
@@ -205,7 +221,12 @@ def _notes(values: Values, engine: EngineConfig) -> Iterator[str]:
         )
     if engine.cascade_attention and not engine.enable_prefix_caching:
         yield "--no-disable-cascade-attn has no effect: without prefix caching requests share no blocks"
-    if values["disable-hybrid-kv-cache-manager"] is False and not engine.kv_layout.sliding:
+    if engine.kv_cache.mixes_types and _has_windows(engine.model) and not values["disable-hybrid-kv-cache-manager"]:
+        yield (
+            "--kv-cache-dtype-skip-layers makes layers with a window keep all tokens: layers of different types share "
+            "no blocks"
+        )
+    elif values["disable-hybrid-kv-cache-manager"] is False and not engine.kv_layout.sliding:
         yield (
             "--no-disable-hybrid-kv-cache-manager has no effect: no layer has a window that is smaller than the "
             "context, so that all of them keep all tokens"
@@ -231,7 +252,7 @@ def _dtype(wanted: str, facts: ModelFacts) -> str:
     return "bfloat16" if facts.dtype == "float16" else facts.dtype
 
 
-def _max_model_len(values: Values, facts: ModelFacts, dtype: str, block_size: int, free: int, layout: KVLayout) -> int:
+def _max_model_len(values: Values, facts: ModelFacts, room: _Room) -> int:
     wanted = values["max-model-len"]
     if wanted is None:
         return facts.max_model_len
@@ -246,22 +267,24 @@ def _max_model_len(values: Values, facts: ModelFacts, dtype: str, block_size: in
     blocks = values["num-gpu-blocks-override"]
     if blocks is None:
         layers = int(facts.config["num_hidden_layers"])
-        share = kv_bytes_per_token(facts, dtype) * len(layout.largest(layers)) // layers
-        blocks = (values["kv-cache-memory-bytes"] or free) // (share * block_size)
+        share = kv_bytes_per_token(facts, room.dtype, room.kv_cache) * len(room.layout.largest(layers)) // layers
+        blocks = (values["kv-cache-memory-bytes"] or room.free) // (share * room.block_size)
     whole = values["enable-chunked-prefill"] is False
     step_tokens = facts.max_model_len if whole else _batched_tokens(values, 0)
-    fits = layout.longest(blocks, step_tokens, block_size, facts.max_model_len)
+    fits = room.layout.longest(blocks, step_tokens, room.block_size, facts.max_model_len)
     if fits < 1:
         raise ConfigError("--max-model-len", "no length fits into the KV cache", "give --kv-cache-memory-bytes")
     return fits
 
 
-def kv_bytes_per_token(facts: ModelFacts, dtype: str) -> int:
+def kv_bytes_per_token(facts: ModelFacts, dtype: str, kv_cache: KvCacheSettings) -> int:
     """Bytes of keys and values of one token over all layers, where each keeps it."""
     config = facts.config
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return 2 * int(config["num_hidden_layers"]) * int(heads) * int(head_size) * DTYPE_BYTES[dtype]
+    window = 1 if _has_windows(facts) else None  # any layer may have one, and keep the model's dtype for that
+    stored = (kv_cache.of_layer(i, window, dtype) for i in range(int(config["num_hidden_layers"])))
+    return 2 * int(heads) * sum(head_bytes(name, int(head_size)) for name in stored)
 
 
 def _class_path(option: str, name: str) -> str:

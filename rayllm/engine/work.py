@@ -18,6 +18,7 @@ in caches.
 from collections import Counter
 
 from rayllm.config.engine import EngineConfig
+from rayllm.config.kv_cache import ITEM_BYTES, head_bytes
 from rayllm.engine.scheduler import PlannedStep
 from rayllm.model.families import spec_of
 
@@ -41,9 +42,11 @@ class Work:
         self._layers = spec.num_layers * width * (2 * attention + 2 * kv + 3 * spec.intermediate_size)
         self._head = width * spec.vocab_size
         self._attention = 4 * attention
-        self._windows = Counter(spec.windows)
-        value = 4 if config.dtype == "float32" else 2
-        self._kv_bytes = 2 * kv * value
+        stored = [config.kv_cache.of_layer(i, window, config.dtype) for i, window in enumerate(spec.windows)]
+        sizes = [2 * spec.num_kv_heads * head_bytes(dtype, spec.head_size) for dtype in stored]
+        self._caches = Counter(zip(spec.windows, sizes, strict=True))
+        """Layers by window, and by the bytes of a token's keys and values."""
+        value = ITEM_BYTES[config.dtype]
         weights = self._layers + self._head * (1 if spec.tied else 2)
         # A GGUF file's weights stay as they are stored.
         self._weight_bytes = config.weight_bytes / weights if config.model.format == "gguf" else value
@@ -51,20 +54,21 @@ class Work:
 
     def add(self, step: PlannedStep) -> None:
         """Count a step. To be called right after it was planned."""
-        tokens, seen, kept, logits = 0, 0, 0, len(step.sampling)
+        tokens, seen, kept_bytes, logits = 0, 0, 0, len(step.sampling)
         for request, count in zip(step.requests, step.plan.counts, strict=True):
             start = request.computed - count
             tokens += count
-            for window, layers in self._windows.items():
+            for (window, size), layers in self._caches.items():
                 seen += layers * tokens_seen(start, count, window)
-                kept += layers * tokens_kept(start, count, window)
+                kept_bytes += layers * tokens_kept(start, count, window) * size
             if request.prompt_logprobs is not None:
                 logits += max(0, min(request.computed, request.num_prompt - 1) - start)
         flops = 2 * tokens * self._layers + self._attention * seen + 2 * logits * self._head
-        read = (self._layers + (self._head if logits else 0)) * self._weight_bytes + kept * self._kv_bytes
+        read = (self._layers + (self._head if logits else 0)) * self._weight_bytes + kept_bytes
         self.totals[FLOPS] += flops / self._workers
         self.totals[READ] += read / self._workers
-        self.totals[WRITTEN] += tokens * self._windows.total() * self._kv_bytes / self._workers
+        written = sum(size * layers for (_, size), layers in self._caches.items())
+        self.totals[WRITTEN] += tokens * written / self._workers
 
 
 def tokens_seen(start: int, count: int, window: int | None) -> int:

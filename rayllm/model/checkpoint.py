@@ -64,6 +64,8 @@ class SafeTensor:
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
         try:
+            if not self.shape:
+                return self._slice[...]
             return self._slice[rows] if columns is None else self._slice[rows, columns]
         except SafetensorError as e:
             raise ModelError(self.file, f"cannot be read: {e}", self.name) from e
@@ -85,6 +87,8 @@ class LoadedTensor:
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
         """See `Stored`."""
+        if not self.shape:
+            return self._tensor
         return self._tensor[rows] if columns is None else self._tensor[rows, columns]
 
 

@@ -6,8 +6,10 @@ the same bits whatever else is in the step, because every sum in the kernels has
 """
 
 import itertools
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +22,9 @@ from rayllm.model.spec import Activation, CacheSpec
 from rayllm_kernels import AttentionBatch
 from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, Packed, pair
 from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_bytes, fits
+from rayllm_kernels.storage import DTYPES, LAYER_SCALED, layer_scales
+
+log = logging.getLogger(__name__)
 
 KEPT_KINDS = frozenset(kind.name for kind in BLOCK)
 """Quantized kinds that are multiplied as they are stored."""
@@ -38,6 +43,8 @@ class CompiledDecoder:
         tables = [rope.table_PR for rope in decoder.ropes]
         self._angles = None if any(table is None for table in tables) else tables
         self._layout = decoder.layout
+        self._scales = [layer.attention.kv_scales_2 for layer in decoder.layers]
+        self._measures_scales = decoder.measures_scales
         self._max_tokens = max_tokens
         self._machine = Machine(threads)
         self.sampling = self._machine.sampling()
@@ -48,6 +55,8 @@ class CompiledDecoder:
         self._norm_weight = _norm_weight(decoder.norm)
         self._layers = [_Layer(layer, decoder.spec.activation, packer) for layer in decoder.layers]
         self._program: Program | None = None
+        self._stores: list[tuple[int, int]] = []
+        """For each layer, the instructions of its program that come to its keys and values and store them."""
         self._caches: object = None
 
     def cache_specs(self) -> list[CacheSpec]:
@@ -57,7 +66,7 @@ class CompiledDecoder:
     def cache_bytes(self, block_size: int) -> int:
         """Bytes of one block over all layers of a group."""
         specs = [self._cache_specs[layer] for layer in self._layout.largest(len(self._cache_specs))]
-        return sum(cache_bytes(block_size, s.kv_heads, s.head_size, self._place.dtype) for s in specs)
+        return sum(cache_bytes(block_size, s.kv_heads, s.head_size, DTYPES[s.dtype]) for s in specs)
 
     def new_caches(self, num_blocks: int, block_size: int) -> list[LayerCache]:
         """Empty caches, one for each layer (groups of layers share their memory), to be handed to every call.
@@ -69,10 +78,11 @@ class CompiledDecoder:
             raise ConfigError("--block-size", f"{block_size} is no divisor and no multiple of 16", "choose 16 or 32")
         specs = self._cache_specs
         caches = [
-            LayerCache(num_blocks, block_size, specs[i].kv_heads, specs[i].head_size, self._place.dtype)
+            LayerCache(num_blocks, block_size, specs[i].kv_heads, specs[i].head_size, DTYPES[specs[i].dtype])
             for i in self._layout.largest(len(specs))
         ]
-        return [caches[index].of_group(group) for group, index in self._layout.places(len(specs))]
+        places = zip(self._layout.places(len(specs)), self._scales, strict=True)
+        return [caches[index].of_layer(group, scales_2) for (group, index), scales_2 in places]
 
     def __call__(
         self, token_ids_T: Tensor, positions_T: Tensor, batch: AttentionBatch, caches: list[LayerCache]
@@ -82,8 +92,33 @@ class CompiledDecoder:
             self._program, self._caches = self._build(caches), caches
         assert self._program is not None
         if self._angles is not None:
-            return self._program.run(self._machine, token_ids_T, batch, self._angles, NORMED, positions_T)
-        return self._program.run(self._machine, token_ids_T, batch, [r(positions_T) for r in self._ropes], NORMED)
+            run = partial(self._program.run, self._machine, token_ids_T, batch, self._angles, NORMED, positions_T)
+        else:
+            angles = [rope(positions_T) for rope in self._ropes]
+            run = partial(self._program.run, self._machine, token_ids_T, batch, angles, NORMED)
+        if not self._measures_scales:
+            return run()
+        self._measures_scales = False
+        return run(begin=self._measure(self._program.buffer(QKV)[: len(token_ids_T)], run))
+
+    def kv_scales(self) -> list[tuple[float, float]]:
+        """By what each layer divides keys and values, if its cache has scales of a layer."""
+        return [tuple(scales_2.tolist()) for scales_2 in self._scales]
+
+    def _measure(self, qkv_TE: Tensor, run: Callable[..., Tensor]) -> int:
+        """Run a step up to the last layer whose scales it sets; from which instruction on it is to be run then.
+
+        The keys and values of a layer are computed and stored once to measure them, and once more with the scales.
+        """
+        at, key = 0, self.spec.num_kv_heads * self.spec.head_size
+        for spec, scales_2, (begin, end) in zip(self._cache_specs, self._scales, self._stores, strict=True):
+            dtype = DTYPES[spec.dtype]
+            if dtype in LAYER_SCALED:
+                run(begin=at, end=end)
+                scales_2.copy_(layer_scales(*qkv_TE[:, -2 * key :].split(key, dim=1), dtype))
+                at = begin
+        log.info("scales of keys and values: %s", self.kv_scales())
+        return at
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, (R, V) float32, with the model's own scale and cap."""
@@ -108,6 +143,7 @@ class CompiledDecoder:
         width = spec.hidden_size
         program = Program((width, width, query + 2 * key, query, width, inner), self._max_tokens)
         program.embed(RESIDUAL, self._embed, self._embedding_scale)
+        self._stores = []
         first = True
         for index, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
             self._branch_in(program, layer.input_norm, first)
@@ -144,6 +180,7 @@ class CompiledDecoder:
         source = NORMED if layer.input_norm is not None else RESIDUAL
         rope = spec.layer_rope[index]
         heads = Heads(spec.num_heads, rope, spec.ropes[rope].size)
+        begin = len(program)
         if spec.qk_norm == "head":
             heads = replace(heads, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps)
         if spec.head_size % 16 == 0 and spec.qk_norm != "all":
@@ -155,6 +192,7 @@ class CompiledDecoder:
                 program.norm(QKV, QKV, layer.q_norm, spec.norm_eps)
                 program.norm(QKV, QKV, layer.k_norm, spec.norm_eps, offset=query)
             program.rotate_and_store(QKV, heads, cache)
+        self._stores.append((begin, len(program)))
         program.attention(
             QKV, ATTENDED, spec.num_heads, spec.query_scale, spec.attention_soft_cap, spec.windows[index], cache
         )

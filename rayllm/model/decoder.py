@@ -4,17 +4,23 @@ Letters of shapes: T tokens of a step, D width, N query heads, G key/value heads
 R rows that need logits, V vocabulary.
 """
 
+import logging
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rayllm.config.kv_cache import LAYER_SCALED, KvCacheSettings
 from rayllm.errors import ConfigError
 from rayllm.kv.layout import KVLayout
 from rayllm.model.layers import ColumnLinear, Norm, Part, Placement, RowLinear, SplitNorm, VocabTable, split_evenly
 from rayllm.model.rope import Rope
 from rayllm.model.spec import CacheSpec, DecoderSpec
-from rayllm_kernels import AttentionBatch
+from rayllm_kernels import AttentionBatch, storage
 from rayllm_kernels.sampling import REFERENCE
+from rayllm_kernels.storage import DTYPES
+
+log = logging.getLogger(__name__)
 
 
 class Decoder(nn.Module):
@@ -26,7 +32,14 @@ class Decoder(nn.Module):
     sampling = REFERENCE
     """What chooses tokens by the logits."""
 
-    def __init__(self, spec: DecoderSpec, place: Placement, max_model_len: int, layout: KVLayout | None = None) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        place: Placement,
+        max_model_len: int,
+        layout: KVLayout | None = None,
+        kv_cache: KvCacheSettings | None = None,
+    ) -> None:
         """`max_model_len` is the longest context that will be served, in tokens; `layout` how layers share KV blocks.
 
         Raises:
@@ -36,6 +49,9 @@ class Decoder(nn.Module):
         _check_divides(spec, place.group.size)
         self.spec, self.place, self.layout = spec, place, layout or KVLayout()
         self._layer_group = [group for group, _ in self.layout.places(spec.num_layers)]
+        self._kv_cache = kv_cache or KvCacheSettings()
+        self.measures_scales = self._kv_cache.measures_scales and self._kv_cache.dtype in LAYER_SCALED
+        """Whether the first step will measure scales of layers."""
         self.embed = VocabTable(place, spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(spec, i, place) for i in range(spec.num_layers))
         self.norm = Norm(place, spec.hidden_size, spec.norm_eps, spec.norm_plus_one)
@@ -50,10 +66,13 @@ class Decoder(nn.Module):
         if self.spec.embedding_scale != 1.0:
             x_TD = x_TD * self.embedding_scale
         angles = [rope(positions_T) for rope in self.ropes]
+        measure, self.measures_scales = self.measures_scales, False
         residual_TD: Tensor | None = None
         batches = [batch.of_group(group) for group in range(self.layout.width)]
         for layer, cache, rope, group in zip(self.layers, caches, self.spec.layer_rope, self._layer_group, strict=True):
-            x_TD, residual_TD = layer(x_TD, residual_TD, angles[rope], batches[group], cache)
+            x_TD, residual_TD = layer(x_TD, residual_TD, angles[rope], batches[group], cache, measure)
+        if measure:
+            log.info("scales of keys and values: %s", self.kv_scales())
         return _add_norm(self.norm, x_TD, residual_TD)[0]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
@@ -77,10 +96,14 @@ class Decoder(nn.Module):
                 window=window,
                 kv_heads=layer.attention.kv_heads,
                 head_size=self.spec.head_size,
-                dtype=str(self.place.dtype).removeprefix("torch."),
+                dtype=self._kv_cache.of_layer(i, window, str(self.place.dtype).removeprefix("torch.")),
             )
-            for window, layer in zip(self.spec.windows, self.layers, strict=True)
+            for i, (window, layer) in enumerate(zip(self.spec.windows, self.layers, strict=True))
         ]
+
+    def kv_scales(self) -> list[tuple[float, float]]:
+        """By what each layer divides keys and values, if its cache has scales of a layer."""
+        return [tuple(layer.attention.kv_scales_2.tolist()) for layer in self.layers]
 
     def cache_bytes(self, block_size: int) -> int:
         """Bytes of one KV block over all layers of a group, on this rank."""
@@ -93,8 +116,9 @@ class Decoder(nn.Module):
         caches = []
         for layer in self.layout.largest(len(specs)):
             spec = specs[layer]
-            shape = self.place.ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size)
-            caches.append(_zeros(shape, self.place.dtype, self.place.device))
+            dtype = DTYPES[spec.dtype]
+            shape = self.place.ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size, dtype)
+            caches.append(_zeros(shape, dtype, self.place.device))
         return [caches[index] for _, index in self.layout.places(len(specs))]
 
 
@@ -117,11 +141,17 @@ class DecoderLayer(nn.Module):
         self.post_mlp_norm = norm(after)
 
     def forward(
-        self, x_TD: Tensor, residual_TD: Tensor | None, cos_sin_TR: Tensor, batch: AttentionBatch, cache: Tensor
+        self,
+        x_TD: Tensor,
+        residual_TD: Tensor | None,
+        cos_sin_TR: Tensor,
+        batch: AttentionBatch,
+        cache: Tensor,
+        measure: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(what is yet to be added, residual stream) to the same; the next norm adds them."""
         x_TD, residual_TD = _add_norm(self.input_norm, x_TD, residual_TD)
-        x_TD = self._scaled(self.post_attention_norm, self.attention(x_TD, cos_sin_TR, batch, cache))
+        x_TD = self._scaled(self.post_attention_norm, self.attention(x_TD, cos_sin_TR, batch, cache, measure))
         x_TD, residual_TD = _add_norm(self.mlp_norm, x_TD, residual_TD)
         return self._scaled(self.post_mlp_norm, self.mlp(x_TD)), residual_TD
 
@@ -149,8 +179,13 @@ class Attention(nn.Module):
         elif spec.qk_norm == "all":
             norms = [SplitNorm(place, part, spec.norm_eps, spec.norm_plus_one) for part in (queries, keys)]
         self.q_norm, self.k_norm = norms
+        self.register_buffer("kv_scales_2", torch.ones(2, device=place.device))
+        """float32, of keys and of values."""
 
-    def forward(self, x_TD: Tensor, cos_sin_TR: Tensor, batch: AttentionBatch, cache: Tensor) -> Tensor:
+    def forward(
+        self, x_TD: Tensor, cos_sin_TR: Tensor, batch: AttentionBatch, cache: Tensor, measure: bool = False
+    ) -> Tensor:
+        """Attention over the cache, which then holds the step's keys and values; `measure` sets its scales by these."""
         q, k, v = self.qkv(x_TD).split(self.qkv.sizes, dim=-1)
         if self.qk_norm == "all":
             q, k = self.q_norm(q), self.k_norm(k)
@@ -158,8 +193,14 @@ class Attention(nn.Module):
         if self.qk_norm == "head":
             q_TNH, k_TGH = self.q_norm(q_TNH), self.k_norm(k_TGH)
         q_TNH, k_TGH = self.ops.rotary(q_TNH, k_TGH, cos_sin_TR)
-        self.ops.write_kv(k_TGH, v_TGH, cache, batch.slot_mapping)
-        out_TNH = self.ops.paged_attention(q_TNH, cache, batch, self.scale, self.window, self.soft_cap)
+        scaled = cache.dtype in storage.LAYER_SCALED
+        if scaled and measure:
+            self.kv_scales_2.copy_(storage.layer_scales(k_TGH, v_TGH, cache.dtype))
+        scales_2 = self.kv_scales_2 if scaled else None
+        self.ops.write_kv(k_TGH, v_TGH, cache, batch.slot_mapping, scales_2)
+        out_TNH = self.ops.paged_attention(
+            q_TNH, cache, batch, self.scale, self.window, self.soft_cap, scales_2=scales_2
+        )
         return self.out(out_TNH.flatten(1))
 
 

@@ -29,7 +29,10 @@ class Stored(Protocol):
         ...
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
-        """Read a part of it, on the CPU, in whatever floating dtype it is stored or dequantized to."""
+        """Read a part of it, on the CPU, in whatever floating dtype it is stored or dequantized to.
+
+        A tensor without dimensions is read whole.
+        """
         ...
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from rayllm.config.kv_cache import KvCacheSettings
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.weight_files import WeightFiles, find_weight_files, rank_files
 from rayllm.config.weights import SAFETENSORS, WeightsConfig
@@ -34,8 +35,8 @@ from rayllm_kernels import Needs, select
 
 log = logging.getLogger(__name__)
 
-_IGNORED_ENDINGS = ("rotary_emb.inv_freq", "rotary_emb.original_inv_freq")
-"""Buffers that old checkpoints hold and the config determines."""
+_IGNORED_ENDINGS = ("rotary_emb.inv_freq", "rotary_emb.original_inv_freq", "self_attn.q_scale", "attn.attn.q_scale")
+"""Buffers that old checkpoints hold and the config determines; and scales of queries, which are not rounded here."""
 _OF_LAYER = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 _SHARDED = ("sharded_state", "runai_streamer_sharded")
 
@@ -50,6 +51,7 @@ def load_model(
     keeps: frozenset[str] = frozenset(),
     seed: int = 0,
     layout: KVLayout | None = None,
+    kv_cache: KvCacheSettings | None = None,
 ) -> Decoder:
     """Make this rank's share of a model, ready for `torch.inference_mode`.
 
@@ -65,8 +67,8 @@ def load_model(
     """
     began = time.monotonic()
     spec, weights, group = spec_of(facts), weights or WeightsConfig(), group or SingleGroup()
-    place = Placement(select(device.type, needs_of(spec, dtype)), dtype, device, group, keeps)
-    model = Decoder(spec, place, max_model_len or facts.max_model_len, layout)
+    place = Placement(select(device.type, needs_of(spec, dtype, kv_cache)), dtype, device, group, keeps)
+    model = Decoder(spec, place, max_model_len or facts.max_model_len, layout, kv_cache)
     if weights.format == "dummy":
         _fill_randomly(model, seed)
         log.info("%d layers of random weights, as %s", spec.num_layers, dtype)
@@ -74,7 +76,8 @@ def load_model(
     files = _files(facts, weights, group.rank)
     weights = replace(weights, format=files.format)
     checkpoint, names = _open(facts, files, weights, dtype), _names(facts, spec, files.format)
-    targets = dict(_own_targets(model) if weights.format in _SHARDED else _targets(model, names, checkpoint))
+    own = weights.format in _SHARDED
+    targets = dict(_own_targets(model, checkpoint) if own else _targets(model, names, checkpoint))
     _check(targets, checkpoint, partial(_ignorable, model=model, names=names, facts=facts))
     _fill(targets, checkpoint, weights.threads, weights.show_progress and group.rank == 0)
     log.info(
@@ -84,9 +87,14 @@ def load_model(
     return model.eval()
 
 
-def needs_of(spec: DecoderSpec, dtype: torch.dtype) -> Needs:
+def needs_of(spec: DecoderSpec, dtype: torch.dtype, kv_cache: KvCacheSettings | None = None) -> Needs:
     """What a model asks of its operations."""
-    return Needs(dtype=dtype, head_size=spec.head_size, soft_cap=spec.attention_soft_cap is not None)
+    return Needs(
+        dtype=dtype,
+        head_size=spec.head_size,
+        soft_cap=spec.attention_soft_cap is not None,
+        cache_of_its_own=kv_cache is not None and kv_cache.dtype is not None,
+    )
 
 
 def _names(facts: ModelFacts, spec: DecoderSpec, format_: str) -> WeightNames:
@@ -192,7 +200,7 @@ def _fill(targets: Mapping[str, Target], checkpoint: Checkpoint, threads: int, s
                 bar.update()
 
 
-def _own_targets(model: Decoder) -> Iterator[tuple[str, Target]]:
+def _own_targets(model: Decoder, checkpoint: Checkpoint) -> Iterator[tuple[str, Target]]:
     """A rank's own parameters, under their own names."""
 
     def fill(parameter: Tensor, stored: Stored) -> None:
@@ -200,6 +208,16 @@ def _own_targets(model: Decoder) -> Iterator[tuple[str, Target]]:
 
     for name, parameter in model.named_parameters():
         yield name, Target(tuple(parameter.shape), partial(fill, parameter))
+    for name, scales_2 in kv_scales_of(model):
+        if name in checkpoint.tensors:
+            yield name, Target((2,), partial(fill, scales_2))
+
+
+def kv_scales_of(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """The scales of each layer's cache, under the model's own names."""
+    for name, buffer in model.named_buffers():
+        if name.endswith(".kv_scales_2"):
+            yield name, buffer
 
 
 def _targets(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> Iterator[tuple[str, Target]]:
@@ -213,6 +231,26 @@ def _targets(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> Iter
     for i in range(model.spec.num_layers):
         for stem, place in names.layer.items():
             yield from _at(model.layers[i], prefix + stem.format(i=i), place)
+            if place == "attention.out":
+                attention = prefix + stem.format(i=i).rpartition(".")[0]
+                yield from _scales(model.layers[i].attention.kv_scales_2, attention, checkpoint)
+
+
+def _scales(scales_2: Tensor, attention: str, checkpoint: Checkpoint) -> Iterator[tuple[str, Target]]:
+    """The scales of a layer's cache, if a checkpoint holds them: a number for the keys and one for the values."""
+
+    def fill(which: int, stored: Stored) -> None:
+        scale = stored.read(slice(None)).float().view(())
+        if not (scale > 0 and scale.isfinite()):
+            raise ModelError(stored.file, f"must be a positive number, not {float(scale)}", stored.name)
+        scales_2[which] = scale
+
+    for which, letter in enumerate("kv"):
+        for ending in (f"{letter}_scale", f"attn.{letter}_scale", f"{letter}_proj.{letter}_scale"):
+            name = f"{attention}.{ending}"
+            if name in checkpoint.tensors:
+                shape = checkpoint.tensors[name].shape
+                yield name, Target(shape if shape == () else (1,), partial(fill, which))
 
 
 def _at(root: nn.Module, stem: str, place: str) -> Iterator[tuple[str, Target]]:

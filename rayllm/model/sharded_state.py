@@ -20,7 +20,7 @@ from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
 from rayllm.config.weight_files import matches
 from rayllm.errors import ConfigError, RayLLMError
-from rayllm.model.loader import load_model
+from rayllm.model.loader import kv_scales_of, load_model
 from rayllm.parallel.group import SingleGroup
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.gguf")
@@ -53,7 +53,7 @@ def save_sharded_state(engine: EngineConfig, folder: Path) -> list[Path]:
             max_model_len=engine.max_model_len,
         )  # fmt: skip
         path = folder / engine.weights.pattern.format(rank=rank, part=0)
-        save_file(dict(model.named_parameters()), path, metadata={"format": "pt"})
+        save_file({**dict(model.named_parameters()), **dict(kv_scales_of(model))}, path, metadata={"format": "pt"})
         written.append(path)
     return written
 

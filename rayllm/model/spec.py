@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rayllm.config.kv_cache import head_bytes
+
 NormPlacement = Literal["pre", "post", "both"]
 Activation = Literal["silu", "gelu_tanh"]
 QKNorm = Literal["none", "head", "all"]
@@ -100,9 +102,9 @@ class CacheSpec:
     kv_heads: int
     head_size: int
     dtype: str
-    """`float32`, `bfloat16` or `float16`."""
+    """`float32`, `bfloat16`, `float16`, or a type of eight bits (see `rayllm.config.kv_cache`)."""
 
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one token."""
-        return 2 * self.kv_heads * self.head_size * (4 if self.dtype == "float32" else 2)
+        return 2 * self.kv_heads * head_bytes(self.dtype, self.head_size)

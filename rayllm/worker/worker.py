@@ -151,10 +151,10 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
     decoder = load_model(
         config.model, DTYPES[config.dtype], device, weights=config.weights,
         max_model_len=config.max_model_len, keeps=KEPT_KINDS if compiled else frozenset(),
-        seed=config.seed, layout=config.kv_layout,
+        seed=config.seed, layout=config.kv_layout, kv_cache=config.kv_cache,
     )  # fmt: skip
     if not compiled:
-        choices = choose(device.type, needs_of(decoder.spec, decoder.place.dtype))
+        choices = choose(device.type, needs_of(decoder.spec, decoder.place.dtype, config.kv_cache))
         log.info("operations for %s: %s", device.type, explain(choices))
         return decoder
     log.info("operations for cpu: compiled kernels, attention among them")

@@ -25,7 +25,7 @@ def test_what_options_leave_open_is_explained(tmp_path: Path) -> None:
     assert "bfloat16 (stored as float16, which has no products on a CPU)" in text
     assert "context of 2048 tokens (what the model allows)" in text
     assert "256 requests (default) and 512 tokens (default on a CPU) in a step" in text
-    assert "40% of the free memory (default) in blocks of 16 tokens; prefix caching on" in text
+    assert "40% of the free memory (default) in blocks of 16 tokens, as bfloat16; prefix caching on" in text
     assert "engines: 1" in text
 
 
@@ -33,10 +33,12 @@ def test_what_options_say_is_theirs(tmp_path: Path) -> None:
     text = plan(
         tmp_path, "--dtype", "half", "--max-model-len", "1K", "--max-num-seqs", "4", "--block-size", "32",
         "--kv-cache-memory-bytes", "1M", "--no-enable-prefix-caching", "-dp", "2", "--load-format", "dummy",
+            "--kv-cache-dtype", "fp8",
     )  # fmt: skip
     assert "float16 (as --dtype says)" in text
     assert "context of 1024 tokens (as --max-model-len says); at most 4 requests (as --max-num-seqs says)" in text
-    assert "1048576 bytes (as --kv-cache-memory-bytes says) in blocks of 32 tokens; prefix caching off" in text
+    assert "1048576 bytes (as --kv-cache-memory-bytes says) in blocks of 32 tokens, as fp8_e4m3; prefix" in text
+    assert "prefix caching off" in text
     assert "engines: 2" in text
 
 

@@ -7,6 +7,7 @@ import pytest
 from rayllm.config.environment import Environment, check_names
 from rayllm.config.files import Files, read_files
 from rayllm.config.hardware import Hardware, probe_hardware
+from rayllm.config.kv_cache import KvCacheSettings
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
@@ -66,7 +67,7 @@ def test_dtype(wanted, stored, dtype):
 
 
 def test_automatic_length_is_what_fits():
-    token = kv_bytes_per_token(FACTS, "bfloat16")
+    token = kv_bytes_per_token(FACTS, "bfloat16", KvCacheSettings())
     assert token == 2 * 3 * 2 * 16 * 2
     assert resolved("--max-model-len", "auto").engine.max_model_len == 2048
     assert resolved("--max-model-len", "auto", "--num-gpu-blocks-override", "10").engine.max_model_len == 160

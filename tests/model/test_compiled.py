@@ -8,6 +8,7 @@ import gguf
 import pytest
 import torch
 
+from rayllm.config.kv_cache import KvCacheSettings
 from rayllm.errors import ConfigError
 from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
@@ -78,6 +79,21 @@ def test_same_bits_alone_and_in_any_batch(tiny: Tiny, load: Load, dtype: torch.d
                     runner.step(work)
             for i, sequence in zip(mine, sequences, strict=True):
                 assert torch.equal(torch.stack(sequence.logits), alone[i]), (i, threads)
+
+
+@pytest.mark.parametrize("name", ["llama_odd_heads", "olmo2", "gemma3", "qwen3", "phi3"])
+@pytest.mark.parametrize("kind", ["fp8_e4m3", "fp8_e5m2"])
+def test_measured_scales_are_those_of_the_plain_decoder(tiny: Tiny, load: Load, name: str, kind: str) -> None:
+    """Whatever comes before keys and values are stored, which is done twice in the first step."""
+    tokens = random_tokens(50)
+    settings = KvCacheSettings(dtype=kind, kept_layers=frozenset({1}), measures_scales=True)
+    plain = load(tiny(name), kv_cache=settings)
+    model = CompiledDecoder(load(tiny(name), kv_cache=settings), 2, 512)
+    wanted, got = all_logits(plain, tokens, 50), all_logits(model, tokens, 50)
+    assert torch.nn.functional.cosine_similarity(got, wanted, dim=-1).min() > 0.98
+    torch.testing.assert_close(torch.tensor(model.kv_scales()), torch.tensor(plain.kv_scales()), rtol=0.05, atol=0)
+    assert model.kv_scales()[0] == pytest.approx(plain.kv_scales()[0], rel=1e-5)
+    assert model.kv_scales()[1] == (1.0, 1.0)
 
 
 def test_block_size_that_does_not_fit_is_refused(tiny: Tiny, load: Load) -> None:

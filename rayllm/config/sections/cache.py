@@ -24,7 +24,6 @@ CACHE = (
     Option(
         name="kv-cache-dtype",
         kind=Kind.ENUM,
-        state=State.PLANNED,
         default="auto",
         choices=(
             "auto",
@@ -43,7 +42,9 @@ CACHE = (
             "turboquant_k3v4_nc",
             "turboquant_k8v4",
         ),
-        help="Type of keys and values in the cache; auto: that of the model.",
+        help="Type of keys and values in the cache; auto: that of the model. In eight bits: fp8 (fp8_e4m3) and "
+        "fp8_e5m2 have a scale for each layer, from the checkpoint, else 1; int8_per_token_head and "
+        "fp8_per_token_head one for each token and head, which takes four bytes more.",
     ),
     Option(
         name="num-gpu-blocks-override",
@@ -68,16 +69,14 @@ CACHE = (
     Option(
         name="calculate-kv-scales",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Compute the scales of an fp8 cache as requests run.",
+        help="Deprecated. Take the scales of an fp8 cache from the first step of each engine, not from the checkpoint.",
     ),
     Option(
         name="kv-cache-dtype-skip-layers",
         kind=Kind.LIST,
-        state=State.PLANNED,
         default=[],
-        help="Layers whose cache keeps the model's type: their numbers, or kinds such as sliding_window.",
+        help="Layers whose cache keeps the model's type: their numbers, from 0, or sliding_window for those with one.",
     ),
     Option(
         name="kv-sharing-fast-prefill",

@@ -128,9 +128,9 @@ def test_groups_of_layers_have_tables_of_their_own(machine: Machine) -> None:
         program.buffer(0).copy_(q_and_kv[0])
         program.buffer(2).copy_(q_and_kv[1])
         for group in (0, 1):
-            program.rotate_and_store(2 * group, Heads(1, 0, 0), whole.of_group(group))
+            program.rotate_and_store(2 * group, Heads(1, 0, 0), whole.of_layer(group, whole.scales_2))
         for group in (0, 1):
-            program.attention(2 * group, 2 * group + 1, 1, 1.0, None, None, whole.of_group(group))
+            program.attention(2 * group, 2 * group + 1, 1, 1.0, None, None, whole.of_layer(group, whole.scales_2))
         program.finish()
         batch = AttentionBatch.from_numpy(np.array([0, ROWS]), np.array([ROWS]), table, slots)
         program.run(machine, torch.zeros(ROWS, dtype=torch.int64), batch, [torch.zeros(0)], 1)
