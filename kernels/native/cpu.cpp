@@ -362,23 +362,25 @@ void write_value(const Cache& c, long slot, long g, const float* v) {
 
 // A tile of keys as floats.
 void widen_keys(const Cache& c, const uint8_t* tile, float* to) {
+    long numbers = c.head * LANES;
     vf scale[NV];
     for (int v = 0; v < NV; v++)
         scale[v] = c.scaled_heads() ? load<vf>(tile + c.key_codes() + v * VW * 4) : splat(layer_scale(c, 0));
     with_codes(c.kind, [&](auto code) {
-        for (long i = 0; i < c.head * LANES; i += LANES)
+        for (long i = 0; i < numbers; i += LANES)
             for (int v = 0; v < NV; v++) store(to + i + v * VW, decltype(code)::widen(tile + i + v * VW) * scale[v]);
     });
 }
 
 // The first tokens of a tile of values as floats, the others left out.
 void widen_values(const Cache& c, const uint8_t* tile, long tokens, float* to) {
+    long panels = c.value_panels(), stride = c.tokens() * LANES;
     with_codes(c.kind, [&](auto code) {
         for (long t = 0; t < tokens; t++) {
             vf scale = splat(c.scaled_heads() ? load<float>(tile + c.value_codes() + t * 4) : layer_scale(c, 1));
-            for (long p = 0; p < c.value_panels(); p++)
+            for (long p = 0; p < panels; p++)
                 for (int v = 0; v < NV; v++) {
-                    long at = (p * c.tokens() + t) * LANES + v * VW;
+                    long at = p * stride + t * LANES + v * VW;
                     store(to + at, decltype(code)::widen(tile + at) * scale);
                 }
         }

@@ -5,6 +5,17 @@
 
 #include "simd.h"
 
+// VW bytes as integers. GCC 12 converts half a register of them one by one.
+static inline vu spread(const uint8_t* bytes) {
+#if defined(__AVX512F__) && RK_WIDTH == 16
+    return (vu)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)bytes));
+#elif defined(__AVX2__) && RK_WIDTH == 8
+    return (vu)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)bytes));
+#else
+    return __builtin_convertvector(load<vub>(bytes), vu);
+#endif
+}
+
 // Floats of a sign, 7 - M bits of exponent and M of mantissa. LARGEST is the code of what is stored of anything as large
 // or larger, NANS the first of the codes that are no number.
 template <int M, int BIAS, int LARGEST, int NANS> struct Float8 {
@@ -26,7 +37,7 @@ template <int M, int BIAS, int LARGEST, int NANS> struct Float8 {
     }
 
     static vf widen(const uint8_t* codes) {
-        vu code = __builtin_convertvector(load<vub>(codes), vu), plain = code & 0x7f;
+        vu code = spread(codes), plain = code & 0x7f;
         vu raised = (plain << SHIFT) + REBIAS;
         // A subnormal gets a leading one, which is taken off again.
         vf small = bits<vf>(raised + (1u << 23)) - splat(tiny(1 - BIAS));
@@ -41,7 +52,7 @@ typedef Float8<2, 15, 0x7b, 0x7d> E5m2;
 struct Int8 {
     static float largest() { return 127.0f; }
     static uint8_t make(float x) { return uint8_t(int8_t(__builtin_nearbyintf(std::min(127.0f, std::max(-127.0f, x))))); }
-    static vf widen(const uint8_t* codes) { return __builtin_convertvector(__builtin_convertvector(load<vb>(codes), vi), vf); }
+    static vf widen(const uint8_t* codes) { return __builtin_convertvector((vi)(spread(codes) << 24) >> 24, vf); }
 };
 
 // What the numbers of a head are divided by, so that the largest is the largest there is; NaN if one is.
