@@ -184,7 +184,7 @@ def test_caches_in_other_dtypes(ops: Ops, stored: torch.dtype, head_size: int, b
     whole = ops.kv_cache_shape(4, block_size, 2, head_size, torch.float32)
     bits = torch.Size(ops.kv_cache_shape(4, block_size, 2, head_size, stored)).numel() * stored.itemsize
     codes = torch.Size(whole).numel() * (2 if stored == torch.float16 else 1)
-    assert codes <= bits <= codes * (1 + 4 / head_size)
+    assert codes * head_size <= bits * head_size <= codes * (head_size + 4)
     assert (bits > codes) == (stored in HEAD_SCALED)
 
 
