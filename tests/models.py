@@ -85,18 +85,34 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 """Name: transformers' class without its ending, and what its config changes."""
 
+FOREIGN: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "gpt_neox": ("GPTNeoX", {}),
+    "gpt2": ("GPT2", {"n_embd": 48, "n_head": 6, "n_layer": 3, "n_positions": 256}),
+    "opt": ("OPT", {"ffn_dim": 80, "word_embed_proj_dim": 48}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 5}),
+    "cohere2": ("Cohere2", {"sliding_window": 6, "logit_scale": 0.5}),
+    "apertus": ("Apertus", _rope("default")),
+    "mixtral": ("Mixtral", {"num_local_experts": 4}),
+    "gpt_oss": ("GptOss", {**_rope("default"), "head_dim": 16, "num_local_experts": 4, "sliding_window": 6}),
+    "mamba": ("Mamba", {"state_size": 4}),
+    "bloom": ("Bloom", {"n_head": 6, "n_layer": 3}),
+    "llama4": ("Llama4Text", {"num_local_experts": 2, "intermediate_size_mlp": 80}),
+}
+"""The same of classes that only transformers implements."""
+
 
 def make_tiny(name: str, folder: Path, shard_bytes: str = "50GB", **changes: Any) -> Path:
-    """Save the random float32 model `name` of `TINY` to a folder, without a tokenizer, and return that.
+    """Save the random float32 model `name` of `TINY` or `FOREIGN` to a folder, without a tokenizer, and return that.
 
     Weights are larger than a training would start with, so that logits are far apart. `changes` go to the config.
     """
     import transformers
 
-    kind, values = TINY[name]
+    kind, values = {**FOREIGN, **TINY}[name]
     config = getattr(transformers, f"{kind}Config")(**{**_SIZES, **values, **changes})
     torch.manual_seed(sum(map(ord, name)))
-    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
+    ending = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{kind.removesuffix('Text')}{ending}")(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

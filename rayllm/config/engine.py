@@ -33,6 +33,10 @@ class EngineConfig:
     """What an engine and its workers need to know. Made by `rayllm.config.resolve`, never edited."""
 
     model: ModelFacts
+    model_impl: str = "rayllm"
+    """Whose implementation runs the model: `rayllm` or `transformers`."""
+    code: str | None = None
+    """Folder with modelling code of the model's own that may be run; None: none may."""
     dtype: str
     """`float32`, `bfloat16` or `float16`."""
     device: str = "cpu"

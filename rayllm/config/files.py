@@ -36,6 +36,8 @@ class Files:
     """Sampling parameters under our names. None: the model's own are to be used."""
     tokenizer: str | None = None
     """Where it lies, if that is not the model's folder."""
+    code: str | None = None
+    """Where modelling code of the model's own lies that may be run."""
     weight_format: str = "safetensors"
     """What `auto` finds in the model's folder."""
     weight_bytes: int = 0
@@ -59,6 +61,7 @@ def read_files(values: Values, facts: ModelFacts, places: Places | None = None, 
     format_, size = _weights(facts, values)
     return Files(
         tokenizer=tokenizer,
+        code=places.code if places is not None else None,
         weight_format=format_,
         weight_bytes=size,
         network_file_system=_network_file_system(Path(facts.path), mounts),

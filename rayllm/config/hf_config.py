@@ -73,6 +73,8 @@ _OFTEN_ABSENT = (
 """Values that a model may have, beside those with a default."""
 
 _WITH_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
+_OLDER_NAMES = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
+"""As GPT-2 has them."""
 _LENGTH_NAMES = (
     "max_position_embeddings",
     "n_positions",
@@ -103,6 +105,7 @@ def flatten(config: Mapping[str, Any], overrides: Mapping[str, Any] | None = Non
             flat["model_type"] = f"{outer_type}_text"
     if overrides:
         flat = _overridden(flat, overrides)
+    flat |= {ours: flat[name] for name, ours in _OLDER_NAMES.items() if name in flat and ours not in flat}
     filled = {**DEFAULTS.get(str(flat.get("model_type")), {}), **flat}
     filled["rope_parameters"] = _rope_parameters(filled)
     return filled
@@ -190,6 +193,8 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"rope_parameters: must be an object, not {given!r}")
     nested = {kind: values for kind, values in given.items() if isinstance(values, Mapping)}
     if not str(config.get("model_type")).startswith("gemma3"):
+        if nested and config.get("model_type") not in DEFAULTS:
+            return dict(given)  # of a class that transformers runs
         if nested:
             raise ValueError(f"rope_parameters: one for each kind of layer, {sorted(nested)}, is not supported")
         return _uniform_rope(given, config)

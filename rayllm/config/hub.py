@@ -3,6 +3,7 @@
 `huggingface_hub` reads the usual variables: `HF_HOME`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_TOKEN`.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class Places:
     """The folder of config.json, where it is another."""
     tokenizer: str | None = None
     """The folder of the tokenizer, where it is another."""
+    code: str | None = None
+    """The folder of modelling code of the model's own, where it may be run."""
 
 
 def is_hub_name(name: str) -> bool:
@@ -63,7 +66,46 @@ def locate(values: Values) -> Places:
             model = hub.fetch_model(model, values["revision"], values["load-format"])
         else:
             model = hub.fetch(model, values["revision"], "--model", "--revision")
-    return Places(model=model, config=config, tokenizer=tokenizer)
+    place = Path(config or model)
+    code = _code(values, hub, place.parent if place.is_file() else place)
+    return Places(model=model, config=config, tokenizer=tokenizer, code=code)
+
+
+def _code(values: Values, hub: "_Hub", folder: Path) -> str | None:
+    """Where the code lies that the config in `folder` names, fetched if it is on the hub; None if none may be run."""
+    name, revision = values["model"], values["code-revision"]
+    places = {place for place, _, _ in (named.rpartition("--") for named in code_of(folder).values())}
+    if not values["trust-remote-code"] or not places:
+        if revision is not None:
+            why = f"{name} names no code of its own" if values["trust-remote-code"] else "a model's code is not run"
+            cure = "leave it out" if values["trust-remote-code"] else "give --trust-remote-code if you trust it"
+            raise ConfigError("--code-revision", why, cure)
+        return None
+    if len(places) > 1:
+        raise ConfigError(
+            "--trust-remote-code", f"the code of {name} lies in several places, which is not supported", "leave it out"
+        )
+    place = places.pop() or name
+    if is_hub_name(place):
+        own = place == name
+        option = "--revision" if own and revision is None else "--code-revision"
+        of_weights = values["revision"] if own else None
+        return hub.fetch(place, revision or of_weights, "--trust-remote-code", option, ("*.py",))
+    if revision is not None:
+        raise ConfigError("--code-revision", f"{place} is no name on the hub, and has no revisions", "leave it out")
+    return str(folder)
+
+
+def code_of(folder: Path) -> dict[str, str]:
+    """The classes of its own that a config names for a language model, as `module.Class` or `owner/name--module.Class`.
+
+    None where there is no config, or it cannot be read, which is told when it is needed.
+    """
+    try:
+        named = json.loads((folder / "config.json").read_text(encoding="utf-8"))["auto_map"]
+        return {kind: str(named[kind]) for kind in ("AutoConfig", "AutoModelForCausalLM") if named.get(kind)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 class _Hub:

@@ -11,7 +11,7 @@ from rayllm.config.plan import plan_lines
 from rayllm.config.registry import Values, registry
 from rayllm.config.resolve import Resolved, resolve
 from rayllm.config.states import check_states
-from rayllm.model.families import without_windows
+from rayllm.model.families import FAMILIES, without_windows
 
 
 def load(values: Values, api_key: str | None = None) -> Resolved:
@@ -27,7 +27,7 @@ def load(values: Values, api_key: str | None = None) -> Resolved:
     warnings = check_states(values, registry(), hardware)
     places = locate(values)
     facts = read_model_facts(places.model, _config_source(values, places))
-    if values["disable-sliding-window"]:
+    if values["disable-sliding-window"] and facts.architecture in FAMILIES:
         facts = without_windows(facts)
     resolved = resolve(values, facts, hardware, read_files(values, facts, places), api_key)
     check_trace_packages(resolved.serve.frontend.traces)

@@ -148,8 +148,8 @@ def _check_own_code(config: Mapping[str, Any], file: Path, source: ConfigSource)
     if code and config.get("model_type") not in DEFAULTS and not source.trusted:
         raise ConfigError(
             "--trust-remote-code",
-            f"{file} is completed by code of its own, {code}, which rayllm does not run",
-            "give the option to take the file as it stands, with rayllm's implementation of the architecture",
+            f"{file} is completed by code of its own, {code}",
+            "give the option if you trust it",
         )
 
 

@@ -8,6 +8,7 @@ from rayllm.config.files import Files
 from rayllm.config.hardware import Hardware
 from rayllm.config.kv_cache import KvCacheSettings, head_bytes, kv_cache_notes, resolve_kv_cache
 from rayllm.config.model_facts import ModelFacts
+from rayllm.config.model_impl import TRANSFORMERS, resolve_model_impl
 from rayllm.config.observability import (
     kv_metrics_sample,
     observability_notes,
@@ -74,7 +75,7 @@ def resolve(
     """
     engine = resolve_engine(values, facts, hardware, files)
     serve = resolve_serve(values, facts, engine, files, api_key)
-    return Resolved(engine=engine, serve=serve, notes=(*weight_notes(values, facts), *_notes(values, engine)))
+    return Resolved(engine=engine, serve=serve, notes=(*weight_notes(values, engine), *_notes(values, engine)))
 
 
 def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files: Files | None = None) -> EngineConfig:
@@ -94,7 +95,8 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
     # With no size given, weights and KV come out of the same free memory.
     kv_free = int(AUTO_MARGIN * share * max(0, hardware.memory / engines - files.weight_bytes))
     kv_cache = resolve_kv_cache(values, facts)
-    layout = _kv_layout(values, facts, kv_cache)
+    model_impl = resolve_model_impl(values, facts)
+    layout = KVLayout() if model_impl == TRANSFORMERS else _kv_layout(values, facts, kv_cache)
     room = _Room(kv_free, block_size, dtype, kv_cache, layout)
     max_model_len = _max_model_len(values, facts, room)
     step_tokens = _batched_tokens(values, max_model_len)
@@ -108,6 +110,8 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
             )
     return EngineConfig(
         model=facts,
+        model_impl=model_impl,
+        code=files.code,
         dtype=dtype,
         device="cpu",
         attention_backend=values["attention-backend"] or "auto",
@@ -266,6 +270,8 @@ def _max_model_len(values: Values, facts: ModelFacts, room: _Room) -> int:
         return int(wanted)
     blocks = values["num-gpu-blocks-override"]
     if blocks is None:
+        if not facts.config.keys() >= {"num_attention_heads", "hidden_size", "num_hidden_layers"}:
+            raise ConfigError("--max-model-len", f"{facts.config_file} does not state all sizes", "give a number")
         layers = int(facts.config["num_hidden_layers"])
         share = kv_bytes_per_token(facts, room.dtype, room.kv_cache) * len(room.layout.largest(layers)) // layers
         blocks = (values["kv-cache-memory-bytes"] or room.free) // (share * room.block_size)

@@ -12,6 +12,7 @@ from rayllm.config.weight_files import SHARDED_PATTERN
 from rayllm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rayllm.config.engine import EngineConfig
     from rayllm.config.files import Files
 
 SAFETENSORS = ("safetensors", "mistral", "sharded_state")
@@ -85,9 +86,13 @@ def resolve_weights(values: Values, facts: ModelFacts, hardware: Hardware, files
     )
 
 
-def weight_notes(values: Values, facts: ModelFacts) -> Iterator[str]:
+def weight_notes(values: Values, engine: "EngineConfig") -> Iterator[str]:
     """What the user should know about how the model is read."""
-    if values["trust-remote-code"] and facts.config.get("auto_map"):
+    if not values["trust-remote-code"] or not engine.model.config.get("auto_map"):
+        return
+    if engine.model_impl == "transformers":
+        yield f"--trust-remote-code: code of the model's own is run, of {engine.code}"
+    else:
         yield "--trust-remote-code: the model's config is taken as it stands; code of its own is not run"
 
 

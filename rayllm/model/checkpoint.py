@@ -51,18 +51,17 @@ class SafeTensor:
     """One tensor of a safetensors file."""
 
     def __init__(self, file: str, handle: Any, name: str) -> None:
-        self.name, self.file, self._slice = name, file, handle.get_slice(name)
+        self.name, self.file, self._handle, self._slice = name, file, handle, handle.get_slice(name)
         self.shape = tuple(self._slice.get_shape())
         dtype = self._slice.get_dtype()
-        if dtype not in _ITEM_SIZES:
-            raise ModelError(file, f"dtype {dtype} is not supported, only {', '.join(_ITEM_SIZES)}", name)
         self.kind = dtype
-        self.nbytes = torch.Size(self.shape).numel() * _ITEM_SIZES[dtype]
+        self.nbytes = torch.Size(self.shape).numel() * _ITEM_SIZES.get(dtype, 1)
 
     def read_stored(self, rows: slice) -> Tensor:
         raise AssertionError(f"{self.name} is not quantized")
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
+        _check_kind(self)
         try:
             if not self.shape:
                 return self._slice[...]
@@ -75,11 +74,9 @@ class LoadedTensor:
     """One tensor that is in memory, or mapped into it."""
 
     def __init__(self, file: str, name: str, tensor: Tensor) -> None:
-        if tensor.dtype not in _KINDS:
-            known = ", ".join(_KINDS.values())
-            raise ModelError(file, f"dtype {tensor.dtype} is not supported, only {known}", name)
         self.name, self.file, self._tensor = name, file, tensor
-        self.shape, self.kind = tuple(tensor.shape), _KINDS[tensor.dtype]
+        self.shape = tuple(tensor.shape)
+        self.kind = _KINDS.get(tensor.dtype, str(tensor.dtype))
         self.nbytes = tensor.numel() * tensor.element_size()
 
     def read_stored(self, rows: slice) -> Tensor:
@@ -87,9 +84,22 @@ class LoadedTensor:
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
         """See `Stored`."""
+        _check_kind(self)
         if not self.shape:
             return self._tensor
         return self._tensor[rows] if columns is None else self._tensor[rows, columns]
+
+
+def is_floating(stored: SizedStored) -> bool:
+    """Whether it is of a dtype that can be loaded."""
+    return stored.kind in _ITEM_SIZES
+
+
+def _check_kind(stored: SizedStored) -> None:
+    if not is_floating(stored):
+        raise ModelError(
+            stored.file, f"dtype {stored.kind} is not supported, only {', '.join(_ITEM_SIZES)}", stored.name
+        )
 
 
 def open_safetensors(files: WeightFiles, weights: WeightsConfig) -> Checkpoint:

@@ -118,7 +118,7 @@ class Decoder(nn.Module):
             spec = specs[layer]
             dtype = DTYPES[spec.dtype]
             shape = self.place.ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size, dtype)
-            caches.append(_zeros(shape, dtype, self.place.device))
+            caches.append(zeros(shape, dtype, self.place.device))
         return [caches[index] for _, index in self.layout.places(len(specs))]
 
 
@@ -246,7 +246,7 @@ def _check_divides(spec: DecoderSpec, size: int) -> None:
         )
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that on a CPU take memory only when written: a large pool must not delay the start."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

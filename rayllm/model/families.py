@@ -76,8 +76,6 @@ def spec_of(facts: ModelFacts) -> DecoderSpec:
     family = FAMILIES.get(facts.architecture)
     if family is None:
         known = f"not supported; these are: {', '.join(sorted(FAMILIES))}"
-        if facts.config.get("auto_map"):
-            known += "; code of the model's own is not run, with or without --trust-remote-code"
         raise ModelError(config_file(facts), f"architecture {facts.architecture!r} is {known}")
     spec = family(_Config(facts))
     if not facts.windows:

@@ -73,13 +73,12 @@ def load_model(
         _fill_randomly(model, seed)
         log.info("%d layers of random weights, as %s", spec.num_layers, dtype)
         return model.eval()
-    files = _files(facts, weights, group.rank)
-    weights = replace(weights, format=files.format)
-    checkpoint, names = _open(facts, files, weights, dtype), _names(facts, spec, files.format)
+    checkpoint, files = open_weights(facts, weights, dtype, group.rank)
+    weights, names = replace(weights, format=files.format), _names(facts, spec, files.format)
     own = weights.format in _SHARDED
     targets = dict(_own_targets(model, checkpoint) if own else _targets(model, names, checkpoint))
     _check(targets, checkpoint, partial(_ignorable, model=model, names=names, facts=facts))
-    _fill(targets, checkpoint, weights.threads, weights.show_progress and group.rank == 0)
+    fill(targets, checkpoint, weights.threads, weights.show_progress and group.rank == 0)
     log.info(
         "read %d layers from %d files of %s%s in %.1f s, as %s",
         spec.num_layers, len(files.paths), weights.format, _described(weights), time.monotonic() - began, dtype,
@@ -126,6 +125,19 @@ def _files(facts: ModelFacts, weights: WeightsConfig, rank: int) -> WeightFiles:
     if weights.format in _SHARDED:
         return replace(rank_files(facts.path, weights.pattern, rank), format=weights.format)
     return find_weight_files(facts.path, weights.format, weights.ignored)
+
+
+def open_weights(
+    facts: ModelFacts, weights: WeightsConfig, dtype: torch.dtype, rank: int = 0
+) -> tuple[Checkpoint, WeightFiles]:
+    """The tensors of a model, and the files that hold them.
+
+    Raises:
+        ModelError: a file is missing or damaged, or the weights are quantized in a way that is not supported.
+        ConfigError: an option about the files cannot be honoured.
+    """
+    files = _files(facts, weights, rank)
+    return _open(facts, files, replace(weights, format=files.format), dtype), files
 
 
 def _open(facts: ModelFacts, files: WeightFiles, weights: WeightsConfig, dtype: torch.dtype) -> Checkpoint:
@@ -175,7 +187,7 @@ class _Bar(tqdm):
     monitor_interval = 0
 
 
-def _fill(targets: Mapping[str, Target], checkpoint: Checkpoint, threads: int, show_progress: bool) -> None:
+def fill(targets: Mapping[str, Target], checkpoint: Checkpoint, threads: int, show_progress: bool) -> None:
     """Copy a checkpoint into a model's parameters, file by file, with a progress bar over the files."""
     left = Counter(checkpoint.tensors[name].file for name in targets)
     source = checkpoint.stream() if checkpoint.stream is not None else iter(checkpoint.tensors.items())

@@ -5,10 +5,12 @@ import struct
 from pathlib import Path
 
 from rayllm.config.engine import EngineConfig
+from rayllm.config.model_impl import TRANSFORMERS
 from rayllm.config.weight_files import find_weight_files
-from rayllm.errors import ModelError
-from rayllm.model.families import spec_of
+from rayllm.errors import ConfigError, ModelError
+from rayllm.model.families import FAMILIES, config_file, spec_of
 
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
 _PREFIX = struct.Struct("<Q")
 
 
@@ -17,8 +19,12 @@ def check_model(config: EngineConfig) -> None:
 
     Raises:
         ModelError: names the file.
+        ConfigError: the model needs code of its own that may not be run.
     """
-    spec_of(config.model)
+    if config.model_impl == TRANSFORMERS:
+        _check_known(config)
+    else:
+        spec_of(config.model)
     weights = config.weights
     if config.model.format == "hf" and weights.format != "dummy" and "tensorizer_uri" not in weights.extra:
         try:
@@ -28,6 +34,32 @@ def check_model(config: EngineConfig) -> None:
         for file in files:
             if file.suffix == ".safetensors" and file.is_file():
                 _check_length(file)
+
+
+def _check_known(config: EngineConfig) -> None:
+    """Refuse a model that neither transformers nor code of its own implements."""
+    facts = config.model
+    code = (facts.config.get("auto_map") or {}).get("AutoModelForCausalLM")
+    if code and config.code is not None:
+        return
+    import transformers  # names only: classes are loaded when they are used
+
+    architecture = facts.architecture
+    known, causal = architecture in dir(transformers), architecture.endswith(_CAUSAL)
+    if known and causal:
+        return
+    if code:
+        raise ConfigError(
+            "--trust-remote-code", f"{architecture} is implemented by the model's own code, {code}",
+            "give the option if you trust it",
+        )  # fmt: skip
+    if known:
+        raise ModelError(config_file(facts), f"architecture {architecture!r} is no language model of text alone")
+    raise ModelError(
+        config_file(facts),
+        f"architecture {architecture!r} is not supported: rayllm has {', '.join(sorted(FAMILIES))}, and transformers "
+        f"{transformers.__version__} does not know it",
+    )
 
 
 def _check_length(file: Path) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from rayllm.config.engine import EngineConfig
 from rayllm.config.load import load
+from rayllm.config.model_impl import OWN
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
 from rayllm.config.weight_files import matches
@@ -68,6 +69,8 @@ def main(arguments: Sequence[str]) -> int:
         engine = load(parse_arguments([model, *options], registry())).engine
         if engine.model.format == "gguf":
             raise ConfigError("--model", f"{model} is a GGUF file, which needs no other form", "serve it as it is")
+        if engine.model_impl != OWN:
+            raise ConfigError("--model-impl", "shares are of rayllm's own implementation", "serve the model as it is")
         for path in save_sharded_state(engine, Path(out)):
             print(path)
     except RayLLMError as error:

@@ -14,6 +14,7 @@ from rayllm.messages.worker import StepPlan, StepResult
 from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model, needs_of
+from rayllm.model.transformers_decoder import TransformersDecoder
 from rayllm.worker.batch import Batch, StepInputs
 from rayllm.worker.memory import available_memory, default_kv_bytes, populate
 from rayllm.worker.processors import load_processors, used_by_all
@@ -136,7 +137,10 @@ class Worker:
         return out
 
 
-def build_model(config: EngineConfig, device: torch.device) -> Decoder | CompiledDecoder:
+Model = Decoder | CompiledDecoder | TransformersDecoder
+
+
+def build_model(config: EngineConfig, device: torch.device) -> Model:
     """Load the model in the fastest form that this device has.
 
     Raises:
@@ -148,6 +152,9 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
         raise ConfigError(
             "--no-disable-cascade-attn", "needs the compiled CPU kernels", "install g++, or leave the option out"
         )
+    if config.model_impl == "transformers":
+        return _build_transformers(config, device, compiled)
+    log.info("model implementation: rayllm's own, for %s", config.model.architecture)
     decoder = load_model(
         config.model, DTYPES[config.dtype], device, weights=config.weights,
         max_model_len=config.max_model_len, keeps=KEPT_KINDS if compiled else frozenset(),
@@ -161,6 +168,15 @@ def build_model(config: EngineConfig, device: torch.device) -> Decoder | Compile
     # The kernels have threads of their own; torch, which does the rest, must not keep others spinning.
     torch.set_num_threads(1)
     return CompiledDecoder(decoder, thread_count(config), config.max_num_batched_tokens)
+
+
+def _build_transformers(config: EngineConfig, device: torch.device, compiled: bool) -> TransformersDecoder:
+    from rayllm.model.transformers_loader import load_transformers  # loads transformers, which takes seconds
+
+    model = load_transformers(config, DTYPES[config.dtype], device, thread_count(config), compiled)
+    if compiled:
+        torch.set_num_threads(1)
+    return model
 
 
 def parts_of(cache: torch.Tensor | LayerCache) -> tuple[torch.Tensor, ...]:

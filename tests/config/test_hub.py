@@ -133,7 +133,8 @@ def start(hub: Hub, tmp_path: Path) -> Any:
             "try:\n"
             "    r = load(parse_arguments(sys.argv[1:], registry()))\n"
             "    out = {'path': r.engine.model.path, 'layers': r.engine.model.config['num_hidden_layers'],\n"
-            "           'names': r.serve.frontend.served_model_names, 'tokenizer': r.serve.frontend.tokenizer_path}\n"
+            "           'names': r.serve.frontend.served_model_names, 'tokenizer': r.serve.frontend.tokenizer_path,\n"
+            "           'code': r.engine.code}\n"
             "except RayLLMError as error:\n"
             "    out = {'error': str(error)}\n"
             "print(json.dumps(out | {'torch': 'torch' in sys.modules}))\n"
@@ -189,6 +190,36 @@ def test_revisions(hub: Hub, start: Any) -> None:
     assert "--revision: someone/tiny has no revision 'v3'" in start(NAME, "--revision", "v3")["error"]
     unknown = start(NAME, "--tokenizer-revision", "v3")["error"]
     assert "--tokenizer-revision: someone/tiny has no revision 'v3'" in unknown
+
+
+@pytest.mark.option("code-revision", "trust-remote-code")
+def test_code_of_another_revision(hub: Hub, start: Any) -> None:
+    """Code comes of its own revision, from the model's repository or the one that the config names."""
+    for commit, layers in ((COMMITS["main"], 2), (COMMITS["v2"], 3)):
+        config = json.loads(hub.files[commit]["config.json"])
+        own = {"architectures": ["Own"], "model_type": "own", "num_hidden_layers": layers}
+        # In one revision without the repository's name, as its author wrote it, in the other with it.
+        place = "" if layers == 2 else f"{NAME}--"
+        named = {"AutoConfig": f"{place}own.OwnConfig", "AutoModelForCausalLM": f"{place}own.Own"}
+        hub.files[commit]["config.json"] = json.dumps({**config, **own, "auto_map": named}).encode()
+        hub.files[commit]["own.py"] = b"of " + commit.encode()
+    told = start(NAME, "--trust-remote-code", "--code-revision", "v2", "--revision", "main")
+    assert told["layers"] == 2
+    assert Path(told["code"], "own.py").read_bytes() == b"of " + COMMITS["v2"].encode()
+    assert (COMMITS["v2"], "own.py") in asked_for(hub)
+    assert (COMMITS["main"], "model.safetensors") in asked_for(hub)
+    assert not {(COMMITS["v2"], "model.safetensors"), (COMMITS["main"], "own.py")} & asked_for(hub)
+    without = start(NAME, "--trust-remote-code", "--revision", "v2")
+    assert Path(without["code"], "own.py").read_bytes() == b"of " + COMMITS["v2"].encode()
+    elsewhere = start(NAME, "--trust-remote-code", "--revision", "v2", "--code-revision", "main")
+    assert Path(elsewhere["code"], "own.py").read_bytes() == b"of " + COMMITS["main"].encode()
+    assert (
+        "--code-revision: someone/tiny has no revision 'v3'"
+        in start(NAME, "--trust-remote-code", "--code-revision", "v3")["error"]
+    )
+    hub.seen.clear()
+    assert "give --trust-remote-code if you trust it" in start(NAME, "--code-revision", "v2")["error"]
+    assert not {name for _, name in asked_for(hub)} & {"own.py"}
 
 
 @pytest.mark.option("hf-token")

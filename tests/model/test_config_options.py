@@ -130,15 +130,15 @@ def test_models_that_bring_code(tiny: Tiny, tmp_path: Path, start: Start) -> Non
     own = changed(tiny("llama"), tmp_path / "own", model_type="own", auto_map=code)
     for name in ("configuration_own", "modeling_own"):
         (own / f"{name}.py").write_text(f"open({str(tmp_path / 'marker' / name)!r}, 'w')")
-    with pytest.raises(ConfigError, match=r"--trust-remote-code: .*configuration_own\.OwnConfig, which rayllm"):
+    with pytest.raises(ConfigError, match=r"--trust-remote-code: .*configuration_own\.OwnConfig; give"):
         start(own)
     assert same(start(own, "--trust-remote-code"), start(tiny("llama")))
     assert "code of its own is not run" in resolved(str(own), "--trust-remote-code").notes[-1]
     # Known to us: its own implementation is not needed.
     assert same(start(changed(tiny("llama"), tmp_path / "known", auto_map=code)), start(tiny("llama")))
     strange = changed(own, tmp_path / "strange", architectures=["Own"])
-    with pytest.raises(ModelError, match=r"'Own' is not supported.* with or without --trust-remote-code"):
-        start(strange, "--trust-remote-code")
+    with pytest.raises(ConfigError, match=r"--model-impl: .*does not know Own"):
+        start(strange, "--trust-remote-code", "--model-impl", "vllm")
     assert list((tmp_path / "marker").iterdir()) == []
 
 

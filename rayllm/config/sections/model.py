@@ -50,8 +50,8 @@ MODEL = (
         name="trust-remote-code",
         kind=Kind.BOOL,
         default=False,
-        help="Trust a model that brings Python code. rayllm runs none of it: with the option, a config that its own "
-        "code would complete is taken as it stands; the architecture must be one that rayllm implements either way.",
+        help="Trust a model that brings Python code, and run it where transformers runs the model (see --model-impl). "
+        "Where rayllm's own implementation does, a config that code would complete is taken as it stands.",
     ),
     Option(
         name="dtype",
@@ -91,9 +91,8 @@ MODEL = (
     Option(
         name="code-revision",
         kind=Kind.STR,
-        state=State.PLANNED,
-        cure="rayllm runs no code that comes with a model",
-        help="Branch, tag or commit of the model's code on the hub.",
+        help="Branch, tag or commit of the model's own code on the hub, for --trust-remote-code. Unset: that of "
+        "--revision, or of a repository of its own the newest.",
     ),
     Option(
         name="tokenizer-revision",
@@ -228,11 +227,11 @@ MODEL = (
     Option(
         name="model-impl",
         kind=Kind.ENUM,
-        state=State.PLANNED,
         default="auto",
         choices=("auto", "terratorch", "transformers", "vllm"),
-        honoured=("vllm",),
-        help="Implementation of the model: our own (vllm, for short) or that of another library.",
+        help="Implementation of the model: vllm is rayllm's own, transformers runs the classes of that library (or of "
+        "the model, see --trust-remote-code) over rayllm's paged attention. auto: the first that knows the model. "
+        "terratorch is refused: its models make no text.",
     ),
     Option(
         name="override-attention-dtype",
