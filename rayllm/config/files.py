@@ -32,6 +32,8 @@ class Files:
     """What the files hold that options name."""
 
     chat_template: str | None = None
+    chat_template_name: str | None = None
+    """The template's name among those of the tokenizer, where no text is given."""
     generation_config: Mapping[str, Any] | None = None
     """Sampling parameters under our names. None: the model's own are to be used."""
     tokenizer: str | None = None
@@ -59,13 +61,15 @@ def read_files(values: Values, facts: ModelFacts, places: Places | None = None, 
     hash_named(values["prefix-caching-hash-algo"])
     _check_package(values["load-format"])
     format_, size = _weights(facts, values)
+    template, template_name = _chat_template(values["chat-template"])
     return Files(
         tokenizer=tokenizer,
         code=places.code if places is not None else None,
         weight_format=format_,
         weight_bytes=size,
         network_file_system=_network_file_system(Path(facts.path), mounts),
-        chat_template=_chat_template(values["chat-template"]),
+        chat_template=template,
+        chat_template_name=template_name,
         generation_config=_generation_config(values["generation-config"]),
         log_config=_log_config(values["log-config-file"]),
     )
@@ -79,16 +83,19 @@ def _check_tokenizer(given: str | None) -> None:
     raise ConfigError("--tokenizer", f"{given} {reason}", "name a folder that holds one, or a GGUF file")
 
 
-def _chat_template(given: str | None) -> str | None:
+def _chat_template(given: str | None) -> tuple[str | None, str | None]:
+    """(text, name): one of them, as a file, a template or a name is given."""
     if given is None:
-        return None
+        return None, None
     # A template in one line may be longer than a path can be, which `is_file` answers with an error.
     if "{" not in given and "\n" not in given:
+        if "/" not in given and not Path(given).exists():
+            return None, given
         try:
-            return Path(given).read_text(encoding="utf-8")
+            return Path(given).read_text(encoding="utf-8"), None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError("--chat-template", f"{given}: {error}") from None
-    return given
+    return given, None
 
 
 def _generation_config(given: str) -> Mapping[str, Any] | None:

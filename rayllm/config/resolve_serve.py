@@ -75,6 +75,7 @@ def resolve_serve(
         eos_token_ids=facts.eos_token_ids,
         generation_defaults=_generation_defaults(values, facts, files),
         chat_template=files.chat_template,
+        chat_template_name=files.chat_template_name,
         chat_template_kwargs=values["default-chat-template-kwargs"] or {},
         content_format=values["chat-template-content-format"],
         response_role=values["response-role"],

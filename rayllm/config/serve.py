@@ -46,6 +46,8 @@ class FrontendSettings:
     """Sampling parameters of requests that do not set them, under the names of the API."""
     chat_template: str | None = None
     """The template itself, in place of the tokenizer's own."""
+    chat_template_name: str | None = None
+    """Which of the tokenizer's own is for all conversations; None: the default, and with tools the one for them."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the template for requests that do not set them."""
     content_format: str = "auto"

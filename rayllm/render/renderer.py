@@ -24,17 +24,18 @@ class Renderer:
         tokenizer: Tokenizer,
         chat_template: str | None = None,
         *,
+        template_name: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         content_format: str = "auto",
         tokens_only: bool = False,
     ) -> None:
-        """`chat_template` (the text) replaces those of the model.
+        """`chat_template` (the text), or the model's own of the name `template_name`, replaces those of the model.
 
         `template_kwargs` are arguments of templates for conversations that bring none; `content_format` is that of
         `ChatTemplate`; with `tokens_only` no text is to be made of outputs.
 
         Raises:
-            ConfigError: a template is malformed, or has no such argument.
+            ConfigError: a template is malformed or has no such argument, or the model has none of this name.
         """
         self.tokenizer = tokenizer
         self.speller = no_tokenizer() if tokens_only else tokenizer
@@ -43,6 +44,8 @@ class Renderer:
         self.tokens_only = tokens_only
         self._content_format = content_format
         self._kwargs = dict(template_kwargs or {})
+        if template_name is not None:
+            chat_template = _named(template_name, tokenizer.chat_templates)
         self._sources = tokenizer.chat_templates if chat_template is None else {"default": chat_template}
         self._templates = {name: self._compile(source) for name, source in self._sources.items()}
         self._of_requests: dict[str, ChatTemplate] = {}
@@ -61,6 +64,7 @@ class Renderer:
         return cls(
             no_tokenizer() if path is None else Tokenizer.load(path),
             settings.chat_template,
+            template_name=settings.chat_template_name,
             template_kwargs=settings.chat_template_kwargs,
             content_format=settings.content_format,
             tokens_only=settings.tokens_only,
@@ -190,3 +194,11 @@ class Renderer:
             return self._new_template(source)
         except (jinja2.TemplateError, RecursionError) as e:
             raise ConfigError("chat-template", f"the chat template is malformed: {e}", "give a sound one") from e
+
+
+def _named(name: str, templates: Mapping[str, str]) -> str:
+    if name not in templates:
+        known = f"are {', '.join(sorted(templates))}" if templates else "are none"
+        reason = f"{name!r} is neither a file nor a template of the model, of which there {known}"
+        raise ConfigError("--chat-template", reason, "give the path of a file, or the template itself")
+    return templates[name]

@@ -91,17 +91,24 @@ def _id_of(backend: tokenizers.Tokenizer, token: str | None) -> int | None:
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Templates by name: files beside the tokenizer win over those in its configuration."""
-    templates = {}
-    in_config = config.get("chat_template")
-    if isinstance(in_config, str):
-        templates["default"] = in_config
-    elif isinstance(in_config, list):
-        templates.update({entry["name"]: entry["template"] for entry in in_config})
-    in_json = _read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(in_json, str):
-        templates["default"] = in_json
+    templates = _listed(config.get("chat_template"), folder / "tokenizer_config.json")
+    in_json = folder / "chat_template.json"
+    templates |= _listed(_read_json(in_json).get("chat_template"), in_json)
     files = {path.stem: path for path in (folder / "additional_chat_templates").glob("*.jinja")}
     if (folder / "chat_template.jinja").is_file():
         files["default"] = folder / "chat_template.jinja"
     templates.update({name: path.read_text(encoding="utf-8") for name, path in files.items()})
     return templates
+
+
+def _listed(given: Any, file: Path) -> dict[str, str]:
+    """Templates by name, of one text, an object, or a list of objects with `name` and `template`."""
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {"default": given}
+    if isinstance(given, list) and all(isinstance(entry, dict) for entry in given):
+        given = {entry.get("name"): entry.get("template") for entry in given}
+    if not isinstance(given, dict) or not all(isinstance(part, str) for item in given.items() for part in item):
+        raise ModelError(str(file), "chat_template: neither a text nor texts by name")
+    return given

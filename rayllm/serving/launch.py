@@ -58,7 +58,7 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
     frontend = resolved.serve.frontend
     for path in frontend.middleware:
         import_middleware(path)
-    if frontend.chat_template is not None or frontend.chat_template_kwargs:
+    if frontend.chat_template is not None or frontend.chat_template_name or frontend.chat_template_kwargs:
         Renderer.load(frontend)  # the HTTP process will do it again, but then Ray is half started
     if resolved.serve.http.grpc:
         # gRPC would stop its threads for each process that Ray starts, all of which run other programs.

@@ -186,6 +186,22 @@ class TestTemplates:
             assert await prompt_of(serve("--chat-template", given)) == "MARK hi"
         assert await prompt_of(serve()) == "<|user|>hi<|end|><|assistant|>"
 
+    @pytest.mark.option("chat-template")
+    async def test_by_name(self, serve, model):
+        config = json.loads((model / "tokenizer_config.json").read_text())
+        listed = [{"name": "rag", "template": "RAG {{ messages[0].content }}"}, {"name": "tool_use", "template": "T"}]
+        (model / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": listed}))
+        (model / "chat_template.json").write_text(json.dumps({"chat_template": {"json": "JSON"}}))
+        (model / "additional_chat_templates").mkdir()
+        (model / "additional_chat_templates/file.jinja").write_text("FILE")
+        for name, text in (("rag", "RAG hi"), ("json", "JSON"), ("file", "FILE"), ("tool_use", "T")):
+            assert await prompt_of(serve("--chat-template", name)) == text
+        assert await prompt_of(serve("--chat-template", "default")) == await prompt_of(serve())
+        with pytest.raises(
+            ConfigError, match=r"--chat-template: 'rug' .* there are default, file, json, rag, tool_use;"
+        ):
+            serve("--chat-template", "rug")
+
     @pytest.mark.option("trust-request-chat-template")
     async def test_of_requests(self, serve):
         body = {"chat_template": "own {{ messages[0].content }}"}

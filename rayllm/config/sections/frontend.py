@@ -24,7 +24,8 @@ FRONTEND = (
     Option(
         name="chat-template",
         kind=Kind.STR,
-        help="Chat template instead of the tokenizer's own: a file, or the template itself.",
+        help="Chat template instead of the tokenizer's own: a file, the template itself, or the name of one of several "
+        "that the model brings, which is then for all conversations, with tools or without.",
     ),
     Option(
         name="chat-template-content-format",
