@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 SAFETENSORS = ("safetensors", "mistral", "sharded_state")
 """Formats that --safetensors-load-strategy is about."""
 PICKLED = ("pt", "npcache")
+DEPRECATED = (
+    "bitblas", "deepspeedfp", "experts_int8", "fbgemm_fp8", "fp_quant", "gptq_bitblas", "gptq_marlin_24", "hqq", "ipex",
+    "ptpc_fp8", "rtn", "tpu_int8",
+)  # fmt: skip
+"""Methods of quantization that are about to go: newer ones took their place."""
+UNDONE = ("fbgemm_fp8",)
+"""Those of them whose weights are turned back as they are read."""
 PREFETCH_SHARE = 0.9
 """Weights that take more of the free memory than this would drive each other out of the page cache."""
 DEFAULT_THREADS = 8
@@ -51,6 +58,8 @@ class WeightsConfig:
     """Patterns of files that are as good as absent."""
     show_progress: bool = False
     threads: int = 1
+    quantization: str | None = None
+    """What quantized the weights of a folder that is read nonetheless: `fbgemm_fp8`."""
     map_location: str | Mapping[str, str] = "cpu"
     """Of torch.load."""
     pattern: str = SHARDED_PATTERN
@@ -66,7 +75,6 @@ def resolve_weights(values: Values, facts: ModelFacts, hardware: Hardware, files
         ConfigError: an option contradicts the files, or is not about their format.
     """
     format_ = _format(values["load-format"], facts, files)
-    _check_quantization(values["quantization"], facts)
     if _differs(values, "ignore-patterns") and facts.format == "gguf":
         raise ConfigError("--ignore-patterns", f"{facts.path} is a single file", "leave it out")
     if _differs(values, "pt-load-map-location") and format_ not in PICKLED:
@@ -80,6 +88,7 @@ def resolve_weights(values: Values, facts: ModelFacts, hardware: Hardware, files
         ignored=tuple(values["ignore-patterns"]),
         show_progress=values["use-tqdm-on-load"],
         threads=_threads(extra),
+        quantization=_quantization(values, facts, format_),
         map_location=values["pt-load-map-location"],
         pattern=extra.get("pattern", SHARDED_PATTERN),
         extra={name: value for name, value in extra.items() if name not in _THREADS and name != "pattern"},
@@ -88,6 +97,11 @@ def resolve_weights(values: Values, facts: ModelFacts, hardware: Hardware, files
 
 def weight_notes(values: Values, engine: "EngineConfig") -> Iterator[str]:
     """What the user should know about how the model is read."""
+    if engine.weights.quantization is not None:
+        yield (
+            f"the weights are quantized by {engine.weights.quantization}, which is deprecated: support for it may end. "
+            f"They are read as {engine.dtype}"
+        )
     if not values["trust-remote-code"] or not engine.model.config.get("auto_map"):
         return
     if engine.model_impl == "transformers":
@@ -111,11 +125,34 @@ def _format(wanted: str, facts: ModelFacts, files: "Files") -> str:
     return files.weight_format if wanted == "auto" else wanted
 
 
-def _check_quantization(method: str | None, facts: ModelFacts) -> None:
-    """Quantized weights that can be served are those of GGUF files; the option may say so."""
+def _quantization(values: Values, facts: ModelFacts, format_: str) -> str | None:
+    """How the weights of a folder are quantized, if that can be undone as they are read; GGUF has kinds of its own."""
     stated = facts.config.get("quantization_config")
     found = "gguf" if facts.format == "gguf" else stated.get("quant_method") if isinstance(stated, dict) else None
-    if method is None or method == found == "gguf":
+    _check_method(values["quantization"], found, facts)
+    if found not in DEPRECATED:
+        return None
+    if found not in UNDONE:
+        raise ConfigError(
+            "--quantization",
+            f"the weights are quantized by {found}, which is deprecated and runs on no CPU, with "
+            "--allow-deprecated-quantization neither",
+            "quantize the model to a GGUF file",
+        )
+    if not values["allow-deprecated-quantization"]:
+        raise ConfigError(
+            "--allow-deprecated-quantization",
+            f"the weights are quantized by {found}, which is deprecated: support for it may end",
+            "give the option, or quantize the model to a GGUF file",
+        )
+    if format_ not in ("safetensors", "sharded_state", "dummy"):
+        raise ConfigError("--load-format", f"{found} is read of safetensors, not of {format_}", "leave it at auto")
+    return found
+
+
+def _check_method(method: str | None, found: str | None, facts: ModelFacts) -> None:
+    """Hold --quantization against what the files say."""
+    if method is None or method == found == "gguf" or (method == found and found in DEPRECATED):
         return
     if method == found:
         raise ConfigError("--quantization", f"{method} is not supported", "quantize the model to a GGUF file")

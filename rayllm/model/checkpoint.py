@@ -18,7 +18,13 @@ from rayllm.model.layers import Stored
 
 _ITEM_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Dtypes that can be loaded, and their bytes."""
-_KINDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
 _CHUNK = 16 << 20
 """Bytes of a file that are fetched at a time."""
 
@@ -62,6 +68,10 @@ class SafeTensor:
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
         _check_kind(self)
+        return self.read_bits(rows, columns)
+
+    def read_bits(self, rows: slice, columns: slice | None = None) -> Tensor:
+        """As `read`, of whatever dtype."""
         try:
             if not self.shape:
                 return self._slice[...]
@@ -85,6 +95,10 @@ class LoadedTensor:
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
         """See `Stored`."""
         _check_kind(self)
+        return self.read_bits(rows, columns)
+
+    def read_bits(self, rows: slice, columns: slice | None = None) -> Tensor:
+        """As `read`, of whatever dtype."""
         if not self.shape:
             return self._tensor
         return self._tensor[rows] if columns is None else self._tensor[rows, columns]

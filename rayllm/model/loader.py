@@ -24,6 +24,7 @@ from rayllm.kv.layout import KVLayout
 from rayllm.model.checkpoint import Checkpoint, open_safetensors
 from rayllm.model.decoder import Decoder
 from rayllm.model.families import config_file, spec_of
+from rayllm.model.fp8 import scaled
 from rayllm.model.gguf import gguf_names, open_gguf
 from rayllm.model.layers import Layer, Norm, Placement, SplitNorm, Stored
 from rayllm.model.mistral import MISTRAL_NAMES, in_our_order
@@ -116,7 +117,7 @@ def _described(weights: WeightsConfig) -> str:
 
 
 def _files(facts: ModelFacts, weights: WeightsConfig, rank: int) -> WeightFiles:
-    if facts.config.get("quantization_config"):
+    if facts.config.get("quantization_config") and weights.quantization is None:
         raise ModelError(config_file(facts), "quantization_config: quantized checkpoints are not supported")
     if facts.format == "gguf":
         return find_weight_files(facts.path)
@@ -137,7 +138,8 @@ def open_weights(
         ConfigError: an option about the files cannot be honoured.
     """
     files = _files(facts, weights, rank)
-    return _open(facts, files, replace(weights, format=files.format), dtype), files
+    checkpoint = _open(facts, files, replace(weights, format=files.format), dtype)
+    return (scaled(checkpoint) if weights.quantization == "fbgemm_fp8" else checkpoint), files
 
 
 def _open(facts: ModelFacts, files: WeightFiles, weights: WeightsConfig, dtype: torch.dtype) -> Checkpoint:

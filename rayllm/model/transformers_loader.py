@@ -100,6 +100,7 @@ def _is_own(cls: Any) -> bool:
 def _config_values(facts: ModelFacts) -> dict[str, Any]:
     """The config as its file has it, with the values that an option changed."""
     values: dict[str, Any] = json.loads(Path(config_file(facts)).read_text(encoding="utf-8"))
+    values.pop("quantization_config", None)  # ours to undo, as the weights are read
     changed = {name for name in facts.overrides if name not in _ROPE_OVERRIDES}
     if len(changed) < len(facts.overrides):
         changed.add("rope_parameters")

@@ -17,6 +17,7 @@ from torch import Tensor
 import rayllm.config.files
 from rayllm.config.files import read_files
 from rayllm.config.hardware import Hardware
+from rayllm.config.load import load
 from rayllm.config.model_facts import read_model_facts
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
@@ -32,6 +33,7 @@ from tests.model.runner import all_logits, greedy
 from tests.models import make_tiny
 
 Start = Callable[..., Decoder]
+Tiny = Callable[[str], Path]
 PROMPT = [1, 7, 30, 4, 55]
 COUNT = 12
 VICTIM = "model.layers.1.mlp.up_proj.weight"
@@ -359,6 +361,47 @@ def test_dtype(folder: Path, start: Start) -> None:
         logits[name] = all_logits(model, PROMPT)
     assert torch.equal(logits["half"], logits["float16"])
     assert not torch.equal(logits["half"], logits["bfloat16"])
+
+
+@pytest.mark.option("allow-deprecated-quantization", "quantization")
+@pytest.mark.parametrize("strategy", ["lazy", "eager"])
+def test_a_deprecated_quantization(tiny: Tiny, start: Start, tmp_path: Path, strategy: str) -> None:
+    """Refused, or with the option turned back to what its 8-bit numbers and their scales stand for, and warned of."""
+    folder, plain = tmp_path / "fp8", tmp_path / "plain"
+    shutil.copytree(tiny("llama"), folder)
+    shutil.copytree(tiny("llama"), plain)
+    stored, wanted = load_file(folder / "model.safetensors"), {}
+    for name, tensor in list(stored.items()):
+        wanted[name] = tensor
+        if name.endswith("proj.weight"):
+            scale = tensor.abs().amax(1, keepdim=True) / 448
+            stored[name], stored[f"{name}_scale"] = (tensor / scale).to(torch.float8_e4m3fn), scale
+            wanted[name] = stored[name].float() * scale
+    save_file(wanted, plain / "model.safetensors")
+    save_file(stored, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+
+    def quantized(method: str) -> None:
+        config["quantization_config"] = {"quant_method": method, "activation_scale_ub": 1200.0}
+        (folder / "config.json").write_text(json.dumps(config))
+
+    allow: tuple[str, ...] = ("--allow-deprecated-quantization", "--safetensors-load-strategy", strategy)
+    quantized("fbgemm_fp8")
+    with pytest.raises(ConfigError, match=r"--allow-deprecated-quantization: .*by fbgemm_fp8, which is deprecated"):
+        start(folder)
+    answer = greedy(start(plain), PROMPT, COUNT)
+    assert greedy(start(folder, *allow), PROMPT, COUNT) == answer
+    assert greedy(start(folder, *allow, "-q", "fbgemm_fp8"), PROMPT, COUNT) == answer
+    assert "fbgemm_fp8, which is deprecated" in load(parse_arguments([str(folder), *allow], registry())).notes[-1]
+    with pytest.raises(ConfigError, match="--load-format"):
+        start(folder, *allow[:1], "--load-format", "runai_streamer")
+    quantized("tpu_int8")
+    with pytest.raises(ConfigError, match=r"--quantization: .*by tpu_int8, which is deprecated and runs on no CPU"):
+        start(folder, *allow)
+    quantized("fbgemm_fp8")
+    save_file({k: v for k, v in stored.items() if "_scale" not in k}, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=r"tensor .*_scale: missing"):
+        start(folder, *allow)
 
 
 @pytest.mark.option("quantization")

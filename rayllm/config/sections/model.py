@@ -111,14 +111,15 @@ MODEL = (
         name="quantization",
         kind=Kind.STR,
         aliases=("-q",),
-        help="How the weights are quantized: gguf, for a GGUF file, is what is supported. Unset: as the files say.",
+        help="How the weights are quantized: gguf, for a GGUF file, or fbgemm_fp8 (see "
+        "--allow-deprecated-quantization). Unset: as the files say.",
     ),
     Option(
         name="allow-deprecated-quantization",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Allow quantization methods that are about to go.",
+        help="Allow weights quantized by a method that is about to go. Of these fbgemm_fp8 can be read, and is turned "
+        "back into --dtype; others stay refused.",
     ),
     Option(
         name="enforce-eager",
