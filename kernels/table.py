@@ -5,7 +5,7 @@ version of some of them. `choose` takes for each operation the version of the hi
 and does what the model needs; `select` loads what was chosen.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from rayllm_kernels import attention, reference
 
 PLATFORMS = ("cpu", "cuda", "native")
-"""`native` is the compiled CPU kernels one at a time; a decoder runs them as a program instead."""
+"""`native` is the compiled CPU kernels one at a time; a decoder runs them as a program, if all of them are wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +111,14 @@ def implementations() -> tuple[Implementation, ...]:
 
 
 def choose(
-    platform: str, needs: Needs | None = None, among: Iterable[Implementation] | None = None
+    platform: str,
+    needs: Needs | None = None,
+    among: Iterable[Implementation] | None = None,
+    first: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Choice, ...]:
     """A version for every operation, in the order of `Ops`.
+
+    `first` names, for some operations, the implementations to try before all others; `native` may be named for a CPU.
 
     Raises:
         ValueError: no such platform.
@@ -121,13 +126,16 @@ def choose(
     if platform not in PLATFORMS:
         raise ValueError(f"platform {platform!r}: must be one of {', '.join(PLATFORMS)}")
     needs = needs or Needs()
-    candidates = [one for one in among or implementations() if platform in one.platforms]
-    candidates.sort(key=lambda one: -one.priority)
-    reasons = [one.why_not(needs) for one in candidates]
+    hosts = {platform, "native"} if platform == "cpu" else {platform}
+    able = [one for one in among or implementations() if hosts & set(one.platforms)]
+    usual = sorted((one for one in able if platform in one.platforms), key=lambda one: -one.priority)
+    reasons = {one.name: one.why_not(needs) for one in able}
     choices = []
     for operation in ALL:
         refused = []
-        for one, reason in zip(candidates, reasons, strict=True):
+        named = [one for name in (first or {}).get(operation, ()) for one in able if one.name == name]
+        for one in [*named, *(one for one in usual if one not in named)]:
+            reason = reasons[one.name]
             if operation not in one.operations:
                 continue
             if reason is None:
@@ -148,13 +156,18 @@ def explain(choices: Iterable[Choice]) -> str:
     return "; ".join([*lines, *(f"not {name}: {reason}" for name, reason in refused.items())])
 
 
-def select(platform: str, needs: Needs | None = None, among: Iterable[Implementation] | None = None) -> Ops:
+def select(
+    platform: str,
+    needs: Needs | None = None,
+    among: Iterable[Implementation] | None = None,
+    first: Mapping[str, Sequence[str]] | None = None,
+) -> Ops:
     """The table of what `choose` takes.
 
     Raises:
         ValueError: no such platform.
     """
-    choices = choose(platform, needs, among)
+    choices = choose(platform, needs, among, first)
     loaded = {one.name: one.load() for one in {choice.taken.name: choice.taken for choice in choices}.values()}
     return Ops(**{choice.operation: getattr(loaded[choice.taken.name], choice.operation) for choice in choices})
 

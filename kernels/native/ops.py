@@ -1,7 +1,8 @@
 """The instructions of the compiled kernels one at a time, under the contracts of `Ops`.
 
-A decoder runs as one program and never comes here (see `program.py`). This is for holding each instruction against its
-reference: an operation widens its inputs to float32, runs a program of one instruction, and rounds the result.
+A decoder runs as one program and does not come here (see `program.py`). This is for holding each instruction against
+its reference, and for single operations beside others that are not compiled: an operation widens its inputs to float32,
+runs a program of one instruction, and rounds the result.
 """
 
 from typing import Any

@@ -1,5 +1,6 @@
 """The resolved settings of one engine: plain values, frozen, nothing left to decide but the number of KV blocks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rayllm.config.kv_cache import KvCacheSettings
@@ -43,6 +44,8 @@ class EngineConfig:
     attention_backend: str = "auto"
     cascade_attention: bool = False
     """Whether attention over a prefix that requests share may be computed once for all of them."""
+    op_priority: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {"rms_norm": ("native", "torch")})
+    """For some operations the implementations to try, in order."""
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     kv_cache: KvCacheSettings = field(default_factory=KvCacheSettings)
     max_model_len: int

@@ -52,6 +52,8 @@ def _check_others(values: Values, facts: ModelFacts) -> None:
         raise ConfigError("--no-disable-cascade-attn", f"{runs} each request attends by itself", "leave it out")
     if values["enable-mfu-metrics"]:
         raise ConfigError("--enable-mfu-metrics", f"{runs} work is estimated of rayllm's own families", "leave it out")
+    if values["ir-op-priority"]["rms_norm"]:
+        raise ConfigError("--ir-op-priority.rms_norm", f"{runs} its code has norms of its own", "leave it out")
     if values["load-format"] in ("sharded_state", "runai_streamer_sharded", "mistral"):
         raise ConfigError(
             "--load-format", f"{runs} {values['load-format']} holds rayllm's or Mistral's own names", "leave it at auto"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
 from rayllm.config.hardware import Hardware
+from rayllm.config.kernel_choice import check_moe_backend, kernel_notes, resolve_op_priority
 from rayllm.config.kv_cache import KvCacheSettings, head_bytes, kv_cache_notes, resolve_kv_cache
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.model_impl import TRANSFORMERS, resolve_model_impl
@@ -75,7 +76,8 @@ def resolve(
     """
     engine = resolve_engine(values, facts, hardware, files)
     serve = resolve_serve(values, facts, engine, files, api_key)
-    return Resolved(engine=engine, serve=serve, notes=(*weight_notes(values, engine), *_notes(values, engine)))
+    notes = (*weight_notes(values, engine), *kernel_notes(values, facts), *_notes(values, engine))
+    return Resolved(engine=engine, serve=serve, notes=notes)
 
 
 def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files: Files | None = None) -> EngineConfig:
@@ -85,6 +87,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         ConfigError: options contradict one another, the model or the machine.
     """
     files = files or Files()
+    check_moe_backend(values["moe-backend"])
     engines = values["data-parallel-size"]
     dtype = _dtype(values["dtype"], facts)
     block_size = values["block-size"] or DEFAULT_BLOCK_SIZE
@@ -116,6 +119,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         device="cpu",
         attention_backend=values["attention-backend"] or "auto",
         cascade_attention=_cascade_attention(values, facts),
+        op_priority=resolve_op_priority(values),
         weights=resolve_weights(values, facts, hardware, files),
         kv_cache=kv_cache,
         max_model_len=max_model_len,
@@ -210,6 +214,10 @@ def _cascade_attention(values: Values, facts: ModelFacts) -> bool:
     if values["attention-backend"] == "torch":
         raise ConfigError(
             "--no-disable-cascade-attn", "--attention-backend torch computes each request by itself", "drop one of them"
+        )
+    if values["ir-op-priority"]["rms_norm"][:1] == ["torch"]:
+        raise ConfigError(
+            "--no-disable-cascade-attn", "with norms by torch each request is computed by itself", "drop one of them"
         )
     return True
 

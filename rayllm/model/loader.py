@@ -5,7 +5,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -53,6 +53,7 @@ def load_model(
     seed: int = 0,
     layout: KVLayout | None = None,
     kv_cache: KvCacheSettings | None = None,
+    first: Mapping[str, Sequence[str]] | None = None,
 ) -> Decoder:
     """Make this rank's share of a model, ready for `torch.inference_mode`.
 
@@ -60,7 +61,7 @@ def load_model(
     no file. `max_model_len` is the longest context that will be served (by default what the facts allow); kinds of rope
     that depend on length are set by it. Matrices of the quantized kinds in `keeps` are left as they are stored, for
     `CompiledDecoder`; the decoder by itself cannot run then. `layout` says which layers share KV blocks; without one
-    all of them do.
+    all of them do. `first` names implementations of operations to try first.
 
     Raises:
         ModelError: the architecture is unknown, or a file is missing, damaged, or does not fit it.
@@ -68,7 +69,8 @@ def load_model(
     """
     began = time.monotonic()
     spec, weights, group = spec_of(facts), weights or WeightsConfig(), group or SingleGroup()
-    place = Placement(select(device.type, needs_of(spec, dtype, kv_cache)), dtype, device, group, keeps)
+    ops = select(device.type, needs_of(spec, dtype, kv_cache), first=first)
+    place = Placement(ops, dtype, device, group, keeps)
     model = Decoder(spec, place, max_model_len or facts.max_model_len, layout, kv_cache)
     if weights.format == "dummy":
         _fill_randomly(model, seed)

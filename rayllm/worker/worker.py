@@ -147,7 +147,9 @@ def build_model(config: EngineConfig, device: torch.device) -> Model:
         ModelError: its files cannot be used.
         ConfigError: cascade attention needs kernels that cannot be had here.
     """
-    compiled = device.type == "cpu" and config.attention_backend != "torch" and library() is not None
+    norms = config.op_priority["rms_norm"]
+    wanted = config.attention_backend != "torch" and norms[0] == "native"
+    compiled = device.type == "cpu" and wanted and library() is not None
     if config.cascade_attention and not compiled:
         raise ConfigError(
             "--no-disable-cascade-attn", "needs the compiled CPU kernels", "install g++, or leave the option out"
@@ -155,16 +157,19 @@ def build_model(config: EngineConfig, device: torch.device) -> Model:
     if config.model_impl == "transformers":
         return _build_transformers(config, device, compiled)
     log.info("model implementation: rayllm's own, for %s", config.model.architecture)
+    first = {"rms_norm": norms, "add_rms_norm": norms}
     decoder = load_model(
         config.model, DTYPES[config.dtype], device, weights=config.weights,
         max_model_len=config.max_model_len, keeps=KEPT_KINDS if compiled else frozenset(),
-        seed=config.seed, layout=config.kv_layout, kv_cache=config.kv_cache,
+        seed=config.seed, layout=config.kv_layout, kv_cache=config.kv_cache, first=first,
     )  # fmt: skip
     if not compiled:
-        choices = choose(device.type, needs_of(decoder.spec, decoder.place.dtype, config.kv_cache))
+        choices = choose(device.type, needs_of(decoder.spec, decoder.place.dtype, config.kv_cache), first=first)
         log.info("operations for %s: %s", device.type, explain(choices))
+        taken = next(choice.taken.name for choice in choices if choice.operation == "rms_norm")
+        log.info("rms_norm: %s, of %s", taken, ", ".join(norms))
         return decoder
-    log.info("operations for cpu: compiled kernels, attention among them")
+    log.info("operations for cpu: compiled kernels, attention among them; rms_norm: native, of %s", ", ".join(norms))
     # The kernels have threads of their own; torch, which does the rest, must not keep others spinning.
     torch.set_num_threads(1)
     return CompiledDecoder(decoder, thread_count(config), config.max_num_batched_tokens)

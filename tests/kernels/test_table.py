@@ -51,6 +51,24 @@ def test_what_a_model_needs_decides() -> None:
     assert attention(Needs(sinks=True)) == "torch"
 
 
+def test_named_implementations_are_tried_first() -> None:
+    """In their order, before those of higher priority; those that cannot run here are passed over."""
+    unable = fast("unable", operations=("rms_norm",), why_not=lambda needs: "no such chip")
+    other = fast("other", operations=("rms_norm", "rotary"), priority=90)
+    among = (*implementations(), unable, other)
+    order = {"rms_norm": ("unable", "triton", "torch")}
+    norm, rotary = (
+        next(choice for choice in choose("cpu", among=among, first=order) if choice.operation == name)
+        for name in ("rms_norm", "rotary")
+    )
+    assert (norm.taken.name, norm.refused) == ("torch", (("unable", "no such chip"),))
+    assert rotary.taken.name == "other"
+    assert next(c for c in choose("cpu", among=among) if c.operation == "rms_norm").taken.name == "other"
+    named = fast("native", operations=("rms_norm",), platforms=("native",))
+    chosen = choose("cpu", among=(*implementations()[:1], named), first={"rms_norm": ("native",)})
+    assert {c.operation for c in chosen if c.taken.name == "native"} == {"rms_norm"}
+
+
 def test_nothing_is_loaded_that_was_not_chosen() -> None:
     def load() -> None:
         raise AssertionError

@@ -6,10 +6,10 @@ KERNEL = (
     Option(
         name="ir-op-priority",
         kind=Kind.JSON,
-        state=State.PLANNED,
         default={"rms_norm": []},
         keyed=True,
-        help="Order in which implementations of operations are tried.",
+        help="Implementations of operations to try first: of RMS norms native (compiled kernels) or torch. Those of "
+        "the platform follow.",
     ),
     Option(
         name="enable-flashinfer-autotune",
@@ -22,7 +22,6 @@ KERNEL = (
     Option(
         name="moe-backend",
         kind=Kind.ENUM,
-        state=State.CUDA,
         default="auto",
         choices=(
             "aiter",
@@ -37,7 +36,6 @@ KERNEL = (
             "marlin",
             "triton",
         ),
-        honoured=("emulation",),
-        help="Kernels of experts.",
+        help="Kernels of experts. On a CPU auto and emulation are torch's products; others need a GPU.",
     ),
 )

@@ -89,10 +89,9 @@ SYSTEM = (
     Option(
         name="kernel-config",
         kind=Kind.JSON,
-        state=State.PLANNED,
         default={"ir_op_priority": {"rms_norm": []}, "enable_flashinfer_autotune": None, "moe_backend": "auto"},
         keyed=True,
-        help="Kernels, of which each setting has an option of its own too.",
+        help="Kernels: --ir-op-priority, --moe-backend and --enable-flashinfer-autotune as keys of one option.",
     ),
     Option(name="additional-config", kind=Kind.JSON, state=State.PLANNED, default={}, help="Settings of the platform."),
     Option(
