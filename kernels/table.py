@@ -129,15 +129,17 @@ def choose(
     hosts = {platform, "native"} if platform == "cpu" else {platform}
     able = [one for one in among or implementations() if hosts & set(one.platforms)]
     usual = sorted((one for one in able if platform in one.platforms), key=lambda one: -one.priority)
-    reasons = {one.name: one.why_not(needs) for one in able}
+    reasons: dict[str, str | None] = {}
     choices = []
     for operation in ALL:
         refused = []
         named = [one for name in (first or {}).get(operation, ()) for one in able if one.name == name]
         for one in [*named, *(one for one in usual if one not in named)]:
-            reason = reasons[one.name]
             if operation not in one.operations:
                 continue
+            if one.name not in reasons:
+                reasons[one.name] = one.why_not(needs)  # may compile it, so only where it might be taken
+            reason = reasons[one.name]
             if reason is None:
                 choices.append(Choice(operation, one, tuple(refused)))
                 break

@@ -25,6 +25,11 @@ MOE_NEEDS = {
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
+def resolve_attention_backend(values: Values) -> str:
+    """`auto`, or `torch`, with which nothing is compiled: as the option says, else by --optimization-level."""
+    return values["attention-backend"] or ("torch" if values["optimization-level"] == 0 else "auto")
+
+
 def resolve_op_priority(values: Values) -> Mapping[str, tuple[str, ...]]:
     """For each operation that has a choice the implementations to try, the user's first.
 
@@ -37,7 +42,7 @@ def resolve_op_priority(values: Values) -> Mapping[str, tuple[str, ...]]:
             raise ConfigError(option, f"{name} needs {ELSEWHERE[name]}, and models run on the CPU", "leave it out")
         if name not in CPU_DEFAULTS:
             raise ConfigError(option, f"{name!r} is no implementation", f"these are: {', '.join(CPU_DEFAULTS)}")
-    defaults = ("torch",) if values["attention-backend"] == "torch" else CPU_DEFAULTS
+    defaults = ("torch",) if resolve_attention_backend(values) == "torch" else CPU_DEFAULTS
     return {"rms_norm": tuple(dict.fromkeys((*given, *defaults)))}
 
 
@@ -57,7 +62,10 @@ def kernel_notes(values: Values, facts: ModelFacts) -> Iterator[str]:
     """What the user should know about the choice of kernels."""
     if values["moe-backend"] != "auto" and not any(facts.config.get(name) for name in _EXPERTS):
         yield "--moe-backend has no effect: the model has no experts"
-    if values["ir-op-priority"]["rms_norm"][:1] == ["torch"] and values["attention-backend"] != "torch":
+    plain = resolve_attention_backend(values) == "torch"
+    if plain and values["attention-backend"] is None and facts.format == "gguf":
+        yield "-O0: without compiled kernels a GGUF file's weights are turned back at the start; -O1 starts sooner"
+    if values["ir-op-priority"]["rms_norm"][:1] == ["torch"] and not plain:
         yield (
             "--ir-op-priority: with norms by torch no step is one compiled program; products and attention are torch's "
             "too, and many times slower"

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
 from rayllm.config.hardware import Hardware
-from rayllm.config.kernel_choice import check_moe_backend, kernel_notes, resolve_op_priority
+from rayllm.config.kernel_choice import (
+    check_moe_backend,
+    kernel_notes,
+    resolve_attention_backend,
+    resolve_op_priority,
+)
 from rayllm.config.kv_cache import KvCacheSettings, head_bytes, kv_cache_notes, resolve_kv_cache
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.model_impl import TRANSFORMERS, resolve_model_impl
@@ -117,7 +122,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         code=files.code,
         dtype=dtype,
         device="cpu",
-        attention_backend=values["attention-backend"] or "auto",
+        attention_backend=resolve_attention_backend(values),
         cascade_attention=_cascade_attention(values, facts),
         op_priority=resolve_op_priority(values),
         weights=resolve_weights(values, facts, hardware, files),
@@ -211,10 +216,9 @@ def _cascade_attention(values: Values, facts: ModelFacts) -> bool:
         raise ConfigError(
             "--no-disable-cascade-attn", "every layer of the model has a window, and sees no prefix", "leave it out"
         )
-    if values["attention-backend"] == "torch":
-        raise ConfigError(
-            "--no-disable-cascade-attn", "--attention-backend torch computes each request by itself", "drop one of them"
-        )
+    if resolve_attention_backend(values) == "torch":
+        option = "--attention-backend torch" if values["attention-backend"] else "-O0"
+        raise ConfigError("--no-disable-cascade-attn", f"{option} computes each request by itself", "drop one of them")
     if values["ir-op-priority"]["rms_norm"][:1] == ["torch"]:
         raise ConfigError(
             "--no-disable-cascade-attn", "with norms by torch each request is computed by itself", "drop one of them"

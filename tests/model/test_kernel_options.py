@@ -1,6 +1,9 @@
 """Options of the choice of kernels, on the model that is built and the log that names them."""
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,3 +95,48 @@ def test_experts(tiny: Tiny) -> None:
         resolved(model, "--moe-backend", "auto", "--kernel-config.moe_backend", "emulation")
     with pytest.raises(ConfigError, match="--enable-flashinfer-autotune: needs a CUDA GPU"):
         resolved(model, "--kernel-config.enable_flashinfer_autotune", "true")
+
+
+@pytest.mark.option("optimization-level")
+def test_levels(tiny: Tiny) -> None:
+    def engine(*arguments: str) -> Any:
+        return resolved(tiny("llama"), *arguments).engine
+
+    assert engine() == engine("-O2") == engine("-O", "1")
+    assert engine("-O3") == engine("--optimization-level", "3") == engine("-O", "3")
+    assert (engine("-O0").attention_backend, engine("-O0").op_priority["rms_norm"]) == ("torch", ("torch",))
+    assert engine("-O0", "--attention-backend", "auto") == engine()
+    for level in ("4", "-1"):
+        with pytest.raises(ConfigError, match="--optimization-level: "):
+            engine("--optimization-level", level)
+
+
+@pytest.mark.slow
+@pytest.mark.option("optimization-level")
+def test_nothing_is_compiled_at_level_0(tiny: Tiny, tmp_path: Path) -> None:
+    """On a machine without compiled kernels and with a slow compiler: only other levels wait for it."""
+    code = (
+        "import sys, time, torch\n"
+        "from rayllm.config.load import load\n"
+        "from rayllm.config.parser import parse_arguments\n"
+        "from rayllm.config.registry import registry\n"
+        "from rayllm.worker.worker import build_model\n"
+        "engine = load(parse_arguments(sys.argv[1:], registry())).engine\n"
+        "began = time.monotonic()\n"
+        "build_model(engine, torch.device('cpu'))\n"
+        "print(time.monotonic() - began)\n"
+    )
+    compiler = tmp_path / "bin/g++"
+    compiler.parent.mkdir()
+    compiler.write_text(f"#!/bin/sh\n: > {tmp_path}/compiled\n/bin/sleep 1\nexit 1\n")
+    compiler.chmod(0o755)
+    took = {}
+    for level in ("-O0", "-O2"):
+        flags = [str(tiny("llama")), "--no-use-tqdm-on-load", level]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *flags], capture_output=True, text=True, timeout=120, check=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": str(compiler.parent)},
+        )  # fmt: skip
+        took[level] = float(done.stdout)
+        assert (tmp_path / "compiled").exists() is (level == "-O2")
+    assert max(took["-O0"], 1.0) < took["-O2"]

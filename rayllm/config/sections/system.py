@@ -135,13 +135,12 @@ SYSTEM = (
     Option(
         name="optimization-level",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=2,
         aliases=("-O",),
         minimum=0,
         maximum=3,
-        honoured=(0, 1),
-        help="0 to 3: from the fastest start to the fastest run.",
+        help="0: nothing is compiled, for the fastest start on a machine that has no compiled kernels yet; steps are "
+        "many times slower. 1 to 3, alike on a CPU: compiled kernels, made once a machine. --attention-backend wins.",
     ),
     Option(
         name="performance-mode",
