@@ -77,7 +77,8 @@ class _Paged:
 
     def attend(self, call: _Call) -> Tensor:
         cache = next(self._caches)
-        self._ops.write_kv(call.k_TGH, call.v_TGH, cache, self._batch.slot_mapping)
+        k_TGH, v_TGH = call.k_TGH.to(cache.dtype), call.v_TGH.to(cache.dtype)
+        self._ops.write_kv(k_TGH, v_TGH, cache, self._batch.slot_mapping)
         return self._ops.paged_attention(
             call.q_TNH, cache, self._batch, call.scale, call.window, call.soft_cap, call.sinks_N
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rayllm import LLM, SamplingParams
 from rayllm.config.load import load
@@ -17,6 +18,7 @@ from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
 from rayllm.errors import ConfigError, ModelError
 from rayllm.model.precheck import check_model
+from rayllm.model.sharded_state import main as write_sharded_state
 from rayllm.model.transformers_decoder import TransformersDecoder
 from rayllm.worker.worker import build_model
 from rayllm_kernels.native.library import library
@@ -86,6 +88,7 @@ def test_implementations_that_do_not_know_a_model(tiny: Tiny, tmp_path: Path) ->
     for option in ("--enable-mfu-metrics", "--disable-sliding-window"):
         with pytest.raises(ConfigError, match=option):
             started(tiny("starcoder2"), option)
+    assert write_sharded_state([str(tiny("starcoder2")), str(tmp_path / "out")]) == 1
     with pytest.raises(ConfigError, match="--load-format"):
         started(tiny("starcoder2"), "--load-format", "sharded_state")
 
@@ -167,8 +170,17 @@ def test_tensors_that_lack(tiny: Tiny, tmp_path: Path) -> None:
         started(made)
 
 
-def test_options_about_weights_and_config_hold(tiny: Tiny) -> None:
-    """Overrides change the config, dummy weights follow the seed, 16 bits are near 32."""
+def test_options_about_weights_and_config_hold(tiny: Tiny, tmp_path: Path) -> None:
+    """Files of every kind are read, overrides change the config, dummy weights follow the seed, 16 bits are near 32."""
+    plain = all_logits(started(tiny("gpt_neox")), PROMPT)
+    shutil.copy(tiny("gpt_neox") / "config.json", tmp_path)
+    torch.save(load_file(tiny("gpt_neox") / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    for folder, *flags in (
+        (tmp_path,),
+        (tiny("gpt_neox"), "--safetensors-load-strategy", "eager"),
+        (tiny("gpt_neox"), "--load-format", "runai_streamer"),
+    ):
+        assert torch.equal(all_logits(started(folder, *flags), PROMPT), plain)
     one = started(tiny("gpt_neox"), "--hf-overrides.num_hidden_layers", "1")
     assert len(one.cache_specs()) == 1
     drawn = [started(tiny("gpt_neox"), "--load-format", "dummy", "--seed", seed) for seed in "112"]
@@ -176,7 +188,7 @@ def test_options_about_weights_and_config_hold(tiny: Tiny) -> None:
     assert torch.equal(logits[0], logits[1])
     assert not torch.equal(logits[0], logits[2])
     near = all_logits(started(tiny("gpt_neox"), "--dtype", "bfloat16"), PROMPT).softmax(-1)
-    torch.testing.assert_close(near, all_logits(started(tiny("gpt_neox")), PROMPT).softmax(-1), rtol=0, atol=0.1)
+    torch.testing.assert_close(near, plain.softmax(-1), rtol=0, atol=0.1)
 
 
 @pytest.mark.skipif(library() is None, reason="no C++ compiler here; torch's own products depend on the batch")
