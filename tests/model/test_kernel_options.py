@@ -23,11 +23,13 @@ from tests.model.runner import all_logits, greedy
 
 Tiny = Callable[[str], Path]
 PROMPT = [1, 7, 30, 4, 55, 8, 8, 90, 3, 12, 41]
+ONE_GROUP = ("--disable-hybrid-kv-cache-manager",)
+"""The runner of these tests knows one table of blocks."""
 compiled = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
 
 
 def resolved(path: Path, *arguments: str) -> Resolved:
-    flags = [str(path), "--dtype", "float32", "--no-use-tqdm-on-load", *arguments]
+    flags = [str(path), "--dtype", "float32", "--no-use-tqdm-on-load", *ONE_GROUP, *arguments]
     return load(parse_arguments(flags, registry()))
 
 

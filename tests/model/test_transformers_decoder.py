@@ -28,6 +28,8 @@ from tests.models import make_tiny
 
 Tiny = Callable[[str], Path]
 PROMPT = [1, 7, 30, 4, 55, 8, 8, 90, 3, 12, 41]
+ONE_GROUP = ("--disable-hybrid-kv-cache-manager",)
+"""The runner of these tests knows one table of blocks."""
 KERNELS = [
     "torch",
     pytest.param("auto", marks=pytest.mark.skipif(library() is None, reason="no C++ compiler here")),
@@ -36,7 +38,7 @@ KERNELS = [
 
 def started(path: Path | str, *arguments: str) -> Any:
     """The model that an engine makes of a command line, in float32."""
-    flags = [str(path), "--dtype", "float32", "--no-use-tqdm-on-load", *arguments]
+    flags = [str(path), "--dtype", "float32", "--no-use-tqdm-on-load", *ONE_GROUP, *arguments]
     engine = load(parse_arguments(flags, registry())).engine
     check_model(engine)
     return build_model(engine, torch.device("cpu"))
@@ -85,9 +87,11 @@ def test_implementations_that_do_not_know_a_model(tiny: Tiny, tmp_path: Path) ->
     file = write_gguf(tiny("llama"), tmp_path / "m.gguf", "llama")
     with pytest.raises(ConfigError, match=r"--model-impl: .*GGUF"):
         started(file, "--model-impl", "transformers")
-    for option in ("--enable-mfu-metrics", "--disable-sliding-window"):
+    for option in ("--enable-mfu-metrics", "--disable-sliding-window", "--no-disable-cascade-attn"):
         with pytest.raises(ConfigError, match=option):
             started(tiny("starcoder2"), option)
+    with pytest.raises(ConfigError, match="--no-disable-hybrid-kv-cache-manager"):
+        started(tiny("starcoder2"), "--no-disable-hybrid-kv-cache-manager")
     assert write_sharded_state([str(tiny("starcoder2")), str(tmp_path / "out")]) == 1
     with pytest.raises(ConfigError, match="--load-format"):
         started(tiny("starcoder2"), "--load-format", "sharded_state")
