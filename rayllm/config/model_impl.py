@@ -48,6 +48,8 @@ def _check_others(values: Values, facts: ModelFacts) -> None:
         raise ConfigError(
             "--no-disable-hybrid-kv-cache-manager", f"{runs} all of its layers keep all tokens", "leave it out"
         )
+    if values["kv-cache-dtype"] != "auto":
+        raise ConfigError("--kv-cache-dtype", f"{runs} its cache holds the model's own type", "leave it at auto")
     if not values["disable-cascade-attn"]:
         raise ConfigError("--no-disable-cascade-attn", f"{runs} each request attends by itself", "leave it out")
     if values["enable-mfu-metrics"]:

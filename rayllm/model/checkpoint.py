@@ -57,7 +57,7 @@ class SafeTensor:
     """One tensor of a safetensors file."""
 
     def __init__(self, file: str, handle: Any, name: str) -> None:
-        self.name, self.file, self._handle, self._slice = name, file, handle, handle.get_slice(name)
+        self.name, self.file, self._slice = name, file, handle.get_slice(name)
         self.shape = tuple(self._slice.get_shape())
         dtype = self._slice.get_dtype()
         self.kind = dtype

@@ -148,7 +148,7 @@ class TransformersDecoder:
         """Empty caches, one for each layer, to be handed to every call."""
         return [
             zeros(
-                self._ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size),
+                self._ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size, self._dtype),
                 self._dtype,
                 self._device,
             )
