@@ -212,8 +212,10 @@ class LLM:
         with self._changed:
             self._open.update((choice.add.request_id, choice) for choice in every)
         try:
-            for choice in every:
-                self._engine.add(CLIENT, choice.add)
+            pending = [self._engine.add(CLIENT, choice.add) for choice in every]
+            for compiled in pending:
+                if compiled is not None:
+                    compiled.result()
             with self._changed:
                 self._changed.wait_for(lambda: all(choice.done for choice in every))
         finally:

@@ -54,12 +54,20 @@ class SamplingFields(Wire):
     metadata: Json | None = None
     """For the client's own records."""
 
+    response_format: Json | None = None
+
     # vLLM's
     add_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     cache_salt: str | None = None
     echo: bool | None = None
+    guided_choice: list[str] | None = None
+    guided_decoding_backend: str | None = None
+    guided_grammar: str | None = None
+    guided_json: str | Json | None = None
+    guided_regex: str | None = None
+    guided_whitespace_pattern: str | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     min_p: float | None = None
@@ -73,6 +81,8 @@ class SamplingFields(Wire):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     stop_token_ids: list[int] | None = None
+    structural_tag: str | Json | None = None
+    structured_outputs: Json | None = None
     top_k: int | None = None
     truncate_prompt_tokens: int | None = None
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
@@ -132,27 +142,12 @@ class Refusal:
     neutral: tuple[Any, ...] = ()
 
 
-_STRUCTURED = "structured outputs are not available yet; describe the format in the prompt"
 _BEAM = "beam search is not available; sample with n and compare the choices"
 _MEDIA = "this server takes and gives text only"
 _EFFORT = "no reasoning parser is configured; pass what the model's template knows in chat_template_kwargs"
 _TOOLS = "this form of tool calls is not available; use tools and tool_choice"
 
 REFUSED: Mapping[str, Refusal] = {
-    "response_format": Refusal(_STRUCTURED, ({"type": "text"},)),
-    **{
-        name: Refusal(_STRUCTURED)
-        for name in (
-            "structured_outputs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "guided_decoding_backend",
-            "guided_whitespace_pattern",
-            "structural_tag",
-        )
-    },
     "use_beam_search": Refusal(_BEAM, (False,)),
     "length_penalty": Refusal(_BEAM, (1, 1.0)),
     "early_stopping": Refusal(_BEAM, (False,)),

@@ -226,9 +226,6 @@ class TestFields:
     @pytest.mark.parametrize(
         ("field", "value"),
         [
-            ("response_format", {"type": "json_object"}),
-            ("structured_outputs", {"choice": ["a"]}),
-            ("guided_json", {}),
             ("use_beam_search", True),
             ("audio", {"voice": "x"}),
             ("modalities", ["audio"]),
