@@ -26,9 +26,6 @@ def structured_settings(values: Values) -> StructuredSettings:
         raise ConfigError(f"{OPTION}.backend", f"the package {name} is not installed", f"pip install {name}")
     if given["disable_any_whitespace"] and backend == "outlines":
         raise ConfigError(f"{OPTION}.disable_any_whitespace", "outlines cannot do it", "choose guidance or xgrammar")
-    if given["disable_additional_properties"] and backend not in ("auto", "guidance"):
-        reason = f"{backend} allows none anyway" if backend == "outlines" else f"{backend} has no such setting"
-        raise ConfigError(f"{OPTION}.disable_additional_properties", reason, "leave it out, or choose guidance")
     return StructuredSettings(
         backend=backend,
         disable_any_whitespace=given["disable_any_whitespace"],

@@ -63,6 +63,10 @@ class Backend(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """End what belongs to it. Idempotent."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:

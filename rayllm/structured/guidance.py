@@ -9,6 +9,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, Tokeni
 from rayllm.messages.structured import StructuredOutputs
 from rayllm.structured.grammar import Bits, GrammarError, Vocabulary
 from rayllm.structured.schemas import closed, tags_of
+from rayllm.structured.workshop import shown
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -74,6 +75,9 @@ class Guidance:
             raise GrammarError(shown(start.get_error()))
         return GuidanceGrammar(start)
 
+    def close(self) -> None:
+        """Nothing to end."""
+
 
 def _source(asked: StructuredOutputs) -> str:
     form, text = asked.form, asked.text()
@@ -106,8 +110,3 @@ class _Spelling:
     def __call__(self, text: bytes) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
         return ids
-
-
-def shown(text: str) -> str:
-    """What a library says, on one line that an error message can show."""
-    return " ".join(text.removesuffix("<non-verbose/>").split())[:300]

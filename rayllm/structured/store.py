@@ -1,6 +1,7 @@
 """Compiles grammars away from the step loop, and keeps those that may be asked for again."""
 
 import functools
+import json
 import logging
 import os
 import threading
@@ -114,6 +115,8 @@ class Grammars:
             pending, self._pending = self._pending, {}
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
+        for backend in self._backends.values():
+            backend.close()
         for future in pending.values():
             future.set_exception(Overloaded("the engine is shutting down"))
 
@@ -210,7 +213,13 @@ def build_backend(name: str, vocabulary: Vocabulary) -> Backend:
         from rayllm.structured.guidance import Guidance
 
         return Guidance(vocabulary)
-    raise GrammarError(f"there is no backend {name}")
+    if name == "xgrammar":
+        from rayllm.structured.xgrammar import XGrammar
+
+        return XGrammar(vocabulary)
+    from rayllm.structured.outlines import Outlines
+
+    return Outlines(vocabulary)
 
 
 _installed = functools.cache(installed)
@@ -220,7 +229,8 @@ def _library(asked: StructuredOutputs) -> str:
     """The backend of a request; `auto` takes the first that has all it asks for."""
     if asked.backend not in (None, "auto"):
         return str(asked.backend)
-    return "guidance"
+    own = asked.structural_tag is not None and "format" in json.loads(asked.text())
+    return "xgrammar" if own else "guidance"  # of these notations only one library knows the first
 
 
 def _key(asked: StructuredOutputs) -> bytes:

@@ -35,8 +35,6 @@ def test_older_spellings() -> None:
     [
         (("backend", "lm-format-enforcer"), "unknown"),
         (("backend", "outlines", "disable_any_whitespace", "true"), "cannot"),
-        (("backend", "outlines", "disable_additional_properties", "true"), "none anyway"),
-        (("backend", "xgrammar", "disable_additional_properties", "true"), "no such setting"),
     ],
 )
 def test_what_cannot_be_done_is_refused(arguments: tuple[str, ...], says: str) -> None:
