@@ -83,7 +83,7 @@ class Reader:
         while True:
             if found := pattern.search(self._text, self._at):
                 self._give(found.start(), emit)
-                rest = self._text[self._at :]
+                rest = self._text[self._at : self._at + longest]
                 if self._ended or not any(m.startswith(rest) and m != rest for m in markers):
                     self._at = found.end()
                     return found[0]
@@ -114,12 +114,13 @@ class Reader:
         Raises:
             Truncated: the text ends within one.
         """
+        longest = max(map(len, texts))
         while True:
             for text in texts:
                 if self._text.startswith(text, self._at):
                     self._at += len(text)
                     return text
-            rest = self._text[self._at :]
+            rest = self._text[self._at : self._at + longest]
             if not any(text.startswith(rest) for text in texts):
                 return ""
             if self._ended:
