@@ -20,7 +20,7 @@ _SCALAR = re.compile(r"[^\s,:;{}\[\]()<>\"'`]+")
 _BARE = re.compile(r"[^\s,:{}\[\]()<>\"'`]+")
 _HEX = re.compile(r"[0-9A-Fa-f]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_PYTHON_NUMBER = re.compile(r"[+-]?[0-9.][0-9A-Za-z_.+-]*")
+_PYTHON_NUMBER = re.compile(r"[+-]?(?!0[0-9])[0-9.][0-9A-Za-z_.+-]*")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _LONGEST_NUMBER = 4000
 

@@ -196,7 +196,20 @@ _QWEN = ("<function=%s>", "</function>", "<parameter=%s>", "</parameter>")
 _CALL = "<|start|>assistant<|channel|>commentary to=functions.%s <|constrain|>json<|message|>%s<|call|>"
 
 SAMPLES: dict[str, list[Sample]] = {
-    "hermes": _marked("<tool_call>", "</tool_call>", "\n"),
+    "hermes": [
+        *_marked("<tool_call>", "</tool_call>", "\n"),
+        Sample('<tool_call>{"arguments": {"a": 3}, "name": "add"}</tool_call>', [("add", {"a": 3})]),
+        Sample('<tool_call>{"name": "add", "arguments": "{\\"a\\": 3}"}</tool_call>', [("add", {"a": 3})]),
+        Sample('<tool_call>{"name": "add", "arguments": "3"}</tool_call>', [("add", "3")]),
+        Sample('<tool_call>{"name": "now", "arguments": null}</tool_call>', [("now", {})]),
+        Sample('<tool_call>{"name": "now"}</tool_call>', [("now", {})]),
+        Sample('<tool_call>{"name": "now"}', [("now", {})]),
+        Sample('<tool_call>{"name": "n\\ud83d", "arguments": {}}</tool_call>', [("n\ufffd", {})]),
+        Sample('<tool_call>{"name": "now", "arguments": {}}\n<tool_call>{"name": "now", "arguments": {}}',
+               [("now", {}), ("now", {})]),
+        Sample('<tool_call>{"name": 5, "arguments": {}}</tool_call>', (),
+               '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
+    ],
     "longcat": _marked("<longcat_tool_call>", "</longcat_tool_call>"),
     "internlm": _marked("<|action_start|><|plugin|>\n", "<|action_end|>", key="parameters"),
     "granite": [*_listed("<|tool_call|>", ""), *_listed("<tool_call>", "</tool_call>")],

@@ -87,6 +87,23 @@ def test_garbage(name: str) -> None:
         assert all(word in out.all_text for word in words), text
 
 
+def test_other_keys_of_a_call_are_left_out() -> None:
+    out = parsed("hermes", ['<tool_call>{"why": "because", "name": "now", "arguments": {}, "x": [1]}</tool_call>'])
+    assert (out.calls, out.content) == ([("now", {})], "")
+
+
+def test_ids() -> None:
+    """Made where there are none, kept where the model gives them, and of the form that Mistral's templates want."""
+    made = parsed("hermes", ['<tool_call>{"name": "now"}</tool_call>']).ids
+    assert re.fullmatch(r"call_[0-9a-f]{24}", made[0])
+    call = "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    first, second = parsed("kimi_k2", [call + call]).ids
+    assert first == "functions.now:0" != second
+    assert re.fullmatch(r"[A-Za-z0-9]{9}", parsed("mistral", ["[TOOL_CALLS]now[ARGS]{}"]).ids[0])
+    assert parsed("mistral", ["[TOOL_CALLS]now[CALL_ID]abcdefgh1[ARGS]{}"]).ids == ["abcdefgh1"]
+    assert parsed("mistral", ['[TOOL_CALLS][{"name": "now", "id": "abcdefgh2"}]']).ids == ["abcdefgh2"]
+
+
 @pytest.mark.parametrize("name", SAMPLES)
 def test_deep_nesting_and_long_texts(name: str) -> None:
     opening = (*tool_parsers()[name].openers, "<|channel|>commentary to=functions.add<|message|>")[0]
