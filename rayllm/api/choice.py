@@ -1,6 +1,6 @@
 """One choice of a request on its way to a client: the engine's outputs in, pieces of text out."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from rayllm.api.parsing import Parsing, PieceParser
@@ -29,7 +29,7 @@ class Piece:
     """What one output adds to a choice."""
 
     text: str = ""
-    parts: list[str] = field(default_factory=list)
+    parts: Sequence[str] = ()
     """What each token adds to the text, where that is parsed; the text may have more before and after."""
     events: list[Event] | None = None
     """What parsers find in the text; None where there are no parsers."""
@@ -137,6 +137,9 @@ class ChoiceText:
         if not self._by_token:
             piece.text = self._detokenizer.feed(token_ids[:shown])
             return len(token_ids)
+        parts: list[str] = []
+        if self._in_parts:
+            piece.parts = parts
         for i, token_id in enumerate(token_ids):
             piece.offsets.append(self._characters)
             if i < shown:
@@ -144,8 +147,7 @@ class ChoiceText:
                 self._characters += len(text)
                 text = self._watch(text, self.completion_tokens + i + 1)
                 piece.text += text
-                if self._in_parts:
-                    piece.parts.append(text)
+                parts.append(text)
             if self._stops is not None and self._stops.matched is not None:
                 return i + 1
         return len(token_ids)

@@ -101,9 +101,8 @@ class ToolParser(Parser):
             try:
                 yield from self.calls(opener)
             except Truncated:
-                # The closing marks of a call that was cut are no content.
-                if self._index != calls and not any(map(str.isalnum, reader.ungiven)):
-                    reader.drop()
+                if self._index != calls:
+                    self.drop_marks()
             except Broken:
                 pass
             reader.rewind()
@@ -144,6 +143,11 @@ class ToolParser(Parser):
     def end(self) -> None:
         """The call's arguments are complete."""
         self.emit(CallEnd(self._index))
+
+    def drop_marks(self) -> None:
+        """The text ended within a call: marks and brackets that are left of it are no content, words are."""
+        if not any(map(str.isalnum, self.reader.ungiven)):
+            self.reader.drop()
 
     def new_id(self) -> str:
         """An id for a call."""
