@@ -25,7 +25,7 @@ class ThinkParser(ReasoningParser):
         if continued is not None:
             return max(map(continued.rfind, cls.begins)) > max(map(continued.rfind, cls.ends))
         tail = prompt.rstrip()
-        if tail.endswith(cls.begins):
+        if tail.endswith(tuple(map(str.rstrip, cls.begins))):
             return True
         return False if tail.endswith(cls.ends) else None
 

@@ -129,7 +129,7 @@ def _object_in(arguments: str) -> str:
     return arguments
 
 
-@register_tool_parser("hermes", "ernie45")
+@register_tool_parser("hermes", "ernie45", "granite4")
 class Hermes(JsonToolParser):
     """`<tool_call>{"name": "f", "arguments": {}}</tool_call>`, again for each call."""
 

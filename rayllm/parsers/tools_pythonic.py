@@ -86,6 +86,15 @@ class Llama4(Pythonic):
     markers = ("<|python_start|>", "<|python_end|>")
 
 
+@register_tool_parser("lfm2")
+class Lfm2(Pythonic):
+    """The same, always between marks."""
+
+    openers = ("<|tool_call_start|>",)
+    closer = "<|tool_call_end|>"
+    markers = ("<|tool_call_start|>", "<|tool_call_end|>")
+
+
 @register_tool_parser("olmo3")
 class Olmo3(PythonicToolParser):
     """`<function_calls>`, a line `f(a=1)` for each call, `</function_calls>`."""

@@ -267,6 +267,10 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(f"[{_PYTHON_TWO}]", _TWO),
         Sample("So <|python_start|>x = 1<|python_end|>", (), "So <|python_start|>x = 1<|python_end|>"),
     ],
+    "lfm2": [
+        Sample(f"<|tool_call_start|>[{_PYTHON_TWO}]<|tool_call_end|>So.", _TWO, "So."),
+        Sample(f"[{_PYTHON_TWO}]", (), f"[{_PYTHON_TWO}]"),
+    ],
     "olmo3": [
         Sample("<function_calls>\nadd(a=3, b={\"list\": [1, 2.5, true, null, {\"k\": \"v\"}], \"empty\": {}})\n"
                "</function_calls>", [("add", NESTED)]),

@@ -109,6 +109,7 @@ class TestPrompts:
             ("qwen3", "<|im_start|>assistant\n", None),
             ("deepseek_r1", "<｜Assistant｜></think>", False),
             ("seed_oss", "assistant\n<seed:think>", True),
+            ("gemma4", "<|turn>model\n<|channel>thought\n", True),
             ("openai_gptoss", "<|start|>assistant", None),
         ],
     )
