@@ -4,16 +4,20 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from rayllm.api.answer import answer, encode
 from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Echo, Piece
 from rayllm.api.conversation import last_role, last_text, render
+from rayllm.api.forced import Forced, forced_calls
 from rayllm.api.front import Front, Prompt, Usage, check_stream
 from rayllm.api.logprobs import LogprobsWriter
 from rayllm.api.parse import parse_request
 from rayllm.api.parsing import delta_of, message_of
 from rayllm.api.wire import ChatRequest
 from rayllm.errors import RequestError
+from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import check_logprobs, output_room
 
 Json = dict[str, Any]
@@ -42,6 +46,9 @@ class Chat:
         if wanted == 0:
             raise RequestError("max_tokens must be at least 1", "max_tokens")
         params = front.sampling.params(request, self._alternatives(request), wanted)
+        forced = _forced(request, params)
+        if forced is not None:
+            params = msgspec.structs.replace(params, structured_outputs=forced.form)
         with_tools = front.settings.unused_tools or request.tool_choice != "none"
         ids = await render(front, request, bool(request.add_special_tokens), with_tools)
         ids = front.sampling.truncated(ids, request)
@@ -52,13 +59,18 @@ class Chat:
         echo = Echo(last_text(request)) if request.echo and last_role(request) == role else None
         prompts = [Prompt(ids, room, echo)]
         external_id = f"chatcmpl-{front.name_call(call, request)}"
+        continued = last_text(request) if request.continue_final_message else None
         parsing = front.parsers.parsing(
             ids,
-            last_text(request) if request.continue_final_message else None,
+            continued,
             callable_tools,
             request.include_reasoning is not False,
             request.parallel_tool_calls is not False,
+            None if forced is None else forced.parser,
         )
+        if params.structured_outputs is not None and (after := front.parsers.end_of_reasoning(ids, continued)):
+            form = msgspec.structs.replace(params.structured_outputs, after_ids=after)
+            params = msgspec.structs.replace(params, structured_outputs=form)
         choices = await front.submit(request, prompts, params, external_id, parsing)
         usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
         writer = ChatWriter(front, request, external_id, model, role, ids, usage)
@@ -197,9 +209,23 @@ def _callable_tools(request: ChatRequest, auto: bool) -> list[Json]:
                 "tool_choice",
             )
         return request.tools
-    # 'required' and a named function: a grammar will make the answer a call, whatever the model's own format is.
-    message = "a forced tool call needs structured outputs, which are not available yet; set tool_choice to 'none'"
-    raise RequestError(message, "tool_choice")
+    return request.tools
+
+
+def _forced(request: ChatRequest, params: SamplingParams) -> Forced | None:
+    """The calls that a request forces, None where it forces none.
+
+    Raises:
+        RequestError: names the field.
+    """
+    choice = request.tool_choice
+    if not request.tools or choice in (None, "none", "auto"):
+        return None
+    assert choice is not None
+    if params.structured_outputs is not None:
+        field = params.structured_outputs.field
+        raise RequestError(f"{field} and a forced tool call exclude each other; leave one out", field)
+    return forced_calls(request.tools, choice, request.parallel_tool_calls is not False)
 
 
 def _check_tool(tool: Json, place: str) -> None:

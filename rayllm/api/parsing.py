@@ -8,6 +8,7 @@ from rayllm.config.serve import FrontendSettings
 from rayllm.errors import ConfigError
 from rayllm.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
 from rayllm.parsers.output import OutputParser
+from rayllm.parsers.parser import ToolParser
 from rayllm.parsers.registry import load_plugin, reasoning_parsers, tool_parsers
 from rayllm.render.tokenizer import Tokenizer
 
@@ -61,18 +62,20 @@ class Parsers:
         tools: Sequence[Json],
         show_reasoning: bool = True,
         parallel_calls: bool = True,
+        forced: Callable[[Sequence[Json]], ToolParser] | None = None,
     ) -> Parsing | None:
         """How answers to a prompt are parsed; None: they are not.
 
-        `continued` is the text of the message that they go on with, `tools` are those that may be called.
+        `continued` is the text of the message that they go on with, `tools` are those that may be called; `forced`
+        reads calls that a grammar makes.
         """
-        reasoning, calls = self._reasoning, self._tools if tools else None
+        reasoning = self._reasoning
+        calls: Callable[[Sequence[Json]], ToolParser] | None = forced or (self._tools if tools else None)
         if reasoning is None and calls is None:
             return None
         inside = None
         if reasoning is not None:
-            tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False, continues=True)
-            inside = reasoning.inside_after(tail, continued)
+            inside = reasoning.inside_after(self._tail(prompt), continued)
 
         def new() -> OutputParser:
             return OutputParser(
@@ -84,8 +87,24 @@ class Parsers:
 
         return Parsing(new, self._kept(reasoning, calls), reasoning is not None)
 
+    def end_of_reasoning(self, prompt: Sequence[int], continued: str | None) -> tuple[int, ...]:
+        """The tokens that end the reasoning in answers to a prompt, which a form of the answer has to wait for.
+
+        Nothing where no parser tells reasoning apart, or the prompt ends it.
+        """
+        reasoning = self._reasoning
+        if reasoning is None or not (ends := getattr(reasoning, "ends", ())):
+            return ()
+        if reasoning.inside_after(self._tail(prompt), continued) is False:
+            return ()
+        id_ = self._tokenizer.token_to_id(ends[0])
+        return tuple(self._tokenizer.encode(ends[0], add_special_tokens=False)) if id_ is None else (id_,)
+
+    def _tail(self, prompt: Sequence[int]) -> str:
+        return self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False, continues=True)
+
     def _kept(self, *parsers: Any) -> frozenset[int]:
-        marks = {mark for parser in parsers if parser is not None for mark in parser.markers}
+        marks = {mark for parser in parsers if parser is not None for mark in getattr(parser, "markers", ())}
         ids = {id_ for mark in marks if (id_ := self._tokenizer.token_to_id(mark)) is not None}
         return frozenset(ids & self._tokenizer.special.ids)
 

@@ -8,8 +8,10 @@ import jsonschema
 import msgspec
 import pytest
 
+from rayllm.api.forced import forced_calls
 from rayllm.messages.engine import Add
 from rayllm.messages.structured import StructuredOutputs
+from tests.api.test_forced import NAMED, POINT, TOOLS
 from tests.structured.conftest import END, PROMPT, Forms, add
 
 Start = Callable[..., Forms]
@@ -136,6 +138,21 @@ def test_logprobs_are_the_model_s_own(start: Start) -> None:
     assert held.top_logprobs == free.top_logprobs
     assert held.token_id != free.token_id
     assert held.rank > 1
+
+
+def test_forced_calls(start: Start) -> None:
+    runner = start()
+    for parallel in (False, True):
+        form = forced_calls(TOOLS, "required", parallel).form
+        for ids in runner.run([add(i, form, max_tokens=390) for i in range(6)]):
+            if ids[-1] == END:
+                calls = json.loads(runner.text(ids))
+                assert parallel or len(calls) == 1
+                assert {call["name"] for call in calls} <= {"draw", "now"}
+                for call in calls:
+                    jsonschema.validate(call["parameters"], POINT if call["name"] == "draw" else {"maxProperties": 0})
+    (ids,) = runner.run([add(0, forced_calls(TOOLS, NAMED, True).form)])
+    jsonschema.validate(json.loads(runner.text(ids)), POINT)
 
 
 def test_min_tokens_stop_tokens_and_the_end(start: Start, tokenizer) -> None:
