@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 THREADS = 2
 NICENESS = 10
-"""Of the threads that compile, on Linux: steps go first."""
+"""Of the threads that compile, beside the process's own, on Linux: steps go first."""
 MOST_KEPT = 128
 MOST_KEPT_TEXT = 8 << 20
 """Characters of the grammars that are kept."""
@@ -238,4 +238,5 @@ def _key(asked: StructuredOutputs) -> bytes:
 
 
 def _yield_cpu() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS)

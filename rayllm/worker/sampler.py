@@ -148,9 +148,11 @@ def _constrain(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> d
         except (GrammarError, RequestError) as error:
             failed[i] = f"the output cannot go on in its form: {error}"
             bits_W.fill(-1)
-    forbidden_NV = np.unpackbits(bits_NW.view(np.uint8), axis=1, count=vocab, bitorder="little") == 0
-    for forbidden_V, (i, _, _) in zip(forbidden_NV, held, strict=True):
-        logits_RV[i].masked_fill_(torch.from_numpy(forbidden_V).to(logits_RV.device), NEVER)
+    allowed_NV = torch.from_numpy(np.unpackbits(bits_NW.view(np.uint8), axis=1, count=vocab, bitorder="little"))
+    # Arithmetic on whole registers, several times as quick as torch's own masks: no number is above what is allowed.
+    most_NV = allowed_NV.to(logits_RV.device, torch.float32).sub_(0.5).mul_(-NEVER)
+    for most_V, (i, _, _) in zip(most_NV, held, strict=True):
+        torch.minimum(logits_RV[i], most_V, out=logits_RV[i])
     return failed
 
 
