@@ -7,12 +7,13 @@ Importing the package loads neither torch nor Ray.
 from typing import TYPE_CHECKING, Any
 
 from rayllm.messages.sampling import SamplingParams
+from rayllm.messages.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from rayllm.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

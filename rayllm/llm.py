@@ -60,6 +60,7 @@ class Result:
 OF_SERVERS = frozenset({
     "served-model-name", "data-parallel-size", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
     "collect-detailed-traces", "kv-cache-metrics", "kv-cache-metrics-sample", "enable-mfu-metrics",
+    "reasoning-parser", "reasoning-parser-plugin",
 })  # fmt: skip
 """Options without effect in `LLM`, beside those of the sections general and frontend."""
 OF_RENDERERS = frozenset(
@@ -212,8 +213,10 @@ class LLM:
         with self._changed:
             self._open.update((choice.add.request_id, choice) for choice in every)
         try:
-            for choice in every:
-                self._engine.add(CLIENT, choice.add)
+            pending = [self._engine.add(CLIENT, choice.add) for choice in every]
+            for compiled in pending:
+                if compiled is not None:
+                    compiled.result()
             with self._changed:
                 self._changed.wait_for(lambda: all(choice.done for choice in every))
         finally:

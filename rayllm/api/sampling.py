@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rayllm.api.structured import structured_of
 from rayllm.api.wire import SamplingFields
 from rayllm.config.serve import FrontendSettings
 from rayllm.errors import ContextTooLong, RequestError
@@ -65,6 +66,7 @@ class Sampling:
             stop_token_ids=tuple(request.stop_token_ids or defaults.get("stop_token_ids") or ()),
             max_tokens=max_tokens,
             logprobs=logprobs,
+            structured_outputs=structured_of(request),
             extra_args=dict(request.vllm_xargs) if request.vllm_xargs else None,
         )
         check_sampling(params, self.limits)

@@ -54,12 +54,20 @@ class SamplingFields(Wire):
     metadata: Json | None = None
     """For the client's own records."""
 
+    response_format: Json | None = None
+
     # vLLM's
     add_special_tokens: bool | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     cache_salt: str | None = None
     echo: bool | None = None
+    guided_choice: list[str] | None = None
+    guided_decoding_backend: str | None = None
+    guided_grammar: str | None = None
+    guided_json: str | Json | None = None
+    guided_regex: str | None = None
+    guided_whitespace_pattern: str | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     min_p: float | None = None
@@ -73,6 +81,8 @@ class SamplingFields(Wire):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     stop_token_ids: list[int] | None = None
+    structural_tag: str | Json | None = None
+    structured_outputs: Json | None = None
     top_k: int | None = None
     truncate_prompt_tokens: int | None = None
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
@@ -98,6 +108,7 @@ class ChatTemplateFields(Wire):
     chat_template: str | None = None
     chat_template_kwargs: Json | None = None
     documents: list[Json] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class ChatRequest(SamplingFields, ChatTemplateFields):
@@ -108,6 +119,9 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     max_completion_tokens: int | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
+    """False keeps the first call only."""
+    include_reasoning: bool | None = None
+    """False leaves the reasoning out of the answer."""
 
 
 class TokenizeRequest(ChatTemplateFields):
@@ -132,27 +146,11 @@ class Refusal:
     neutral: tuple[Any, ...] = ()
 
 
-_STRUCTURED = "structured outputs are not available yet; describe the format in the prompt"
 _BEAM = "beam search is not available; sample with n and compare the choices"
 _MEDIA = "this server takes and gives text only"
-_EFFORT = "no reasoning parser is configured; pass what the model's template knows in chat_template_kwargs"
 _TOOLS = "this form of tool calls is not available; use tools and tool_choice"
 
 REFUSED: Mapping[str, Refusal] = {
-    "response_format": Refusal(_STRUCTURED, ({"type": "text"},)),
-    **{
-        name: Refusal(_STRUCTURED)
-        for name in (
-            "structured_outputs",
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "guided_decoding_backend",
-            "guided_whitespace_pattern",
-            "structural_tag",
-        )
-    },
     "use_beam_search": Refusal(_BEAM, (False,)),
     "length_penalty": Refusal(_BEAM, (1, 1.0)),
     "early_stopping": Refusal(_BEAM, (False,)),
@@ -161,10 +159,8 @@ REFUSED: Mapping[str, Refusal] = {
     "audio": Refusal(_MEDIA),
     "mm_processor_kwargs": Refusal(_MEDIA),
     "media_io_kwargs": Refusal(_MEDIA),
-    "reasoning_effort": Refusal(_EFFORT),
-    "reasoning": Refusal(_EFFORT),
-    "include_reasoning": Refusal(_EFFORT, (True,)),
-    "thinking_token_budget": Refusal(_EFFORT),
+    "reasoning": Refusal("use reasoning_effort and include_reasoning"),
+    "thinking_token_budget": Refusal("the length of reasoning cannot be limited yet; limit max_tokens"),
     "verbosity": Refusal("this model has no such setting; say in the prompt how long the answer should be"),
     "functions": Refusal(_TOOLS, ([],)),
     "function_call": Refusal(_TOOLS, ("none",)),

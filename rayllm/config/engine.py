@@ -29,6 +29,18 @@ class ProfilerSettings:
     active_iterations: int = 5
 
 
+@dataclass(frozen=True, slots=True)
+class StructuredSettings:
+    """How outputs are held to a form, where requests do not say."""
+
+    backend: str = "auto"
+    """Library: `auto`, `guidance`, `xgrammar` or `outlines`."""
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    enable_in_reasoning: bool = False
+    """Whether the form holds for the reasoning too, not just for what follows it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """What an engine and its workers need to know. Made by `rayllm.config.resolve`, never edited."""
@@ -108,5 +120,8 @@ class EngineConfig:
     """`raw` or `processed`, `_logprobs` or `_logits`: what is reported beside tokens."""
     stream_interval: int = 1
     """Tokens between two outputs of a request; the first and the last are sent at once."""
+    tokenizer: str | None = None
+    """Where the tokenizer is, which only structured outputs need here."""
+    structured: StructuredSettings = field(default_factory=StructuredSettings)
     scheduler_cls: str | None = None
     """Scheduler as `module:Class`; None is our own."""

@@ -23,6 +23,7 @@ from rayllm.config.observability import (
 from rayllm.config.registry import Values
 from rayllm.config.resolve_serve import resolve_serve
 from rayllm.config.serve import ServeSettings
+from rayllm.config.structured import structured_settings
 from rayllm.config.weights import resolve_weights, weight_notes
 from rayllm.errors import ConfigError
 from rayllm.kv.layout import KVLayout, group_layers
@@ -158,6 +159,8 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         worker_extension_cls=_optional_class("--worker-extension-cls", values["worker-extension-cls"]),
         logprobs_mode=values["logprobs-mode"],
         stream_interval=values["stream-interval"],
+        tokenizer=None if values["skip-tokenizer-init"] else files.tokenizer or facts.path,
+        structured=structured_settings(values),
         scheduler_cls=_optional_class("--scheduler-cls", values["scheduler-cls"]),
     )
 
@@ -254,6 +257,9 @@ def _without_effect(values: Values) -> Iterator[str]:
     for option, without in (
         ("max-log-len", "enable-log-requests"),
         ("enable-log-deltas", "enable-log-outputs"),
+        ("tool-call-parser", "enable-auto-tool-choice"),
+        ("tool-parser-plugin", "tool-call-parser"),
+        ("reasoning-parser-plugin", "reasoning-parser"),
     ):
         if option in values.given and not values[without]:
             yield f"--{option} has no effect without --{without}"

@@ -9,7 +9,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -41,6 +42,14 @@ Deliver = Callable[[Outputs, Load], None]
 REASONS = ("abort", "stop")
 
 
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """A request on its way into the loop, and the grammar that it holds."""
+
+    add: Add
+    grammar: object = None
+
+
 class Engine:
     """Serves requests of numbered clients. All public methods may be called from any thread."""
 
@@ -64,8 +73,10 @@ class Engine:
         self._depth = 2 if config.async_scheduling else 1
         # Between the callers' threads and the loop: changed only under the condition's lock.
         self._wake = threading.Condition()
-        self._inbox: list[tuple[int, Add | tuple[int | None, str]]] = []
+        self._inbox: list[tuple[int, _Admitted | tuple[int | None, str]]] = []
         self._open: set[tuple[int, int]] = set()
+        self._preparing: dict[tuple[int, int], Future[None]] = {}
+        """Those of the open requests whose grammar is being compiled."""
         self._stopping = False
         self._dead: str | None = None
         self._step_began = 0.0
@@ -106,8 +117,11 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="rllm-engine", daemon=True)
         self._thread.start()
 
-    def add(self, client: int, add: Add) -> None:
+    def add(self, client: int, add: Add) -> "Future[None] | None":
         """Admit a request; its outputs go to `deliver` under the client's number.
+
+        None when that is done. One whose output must follow a grammar is admitted when that is compiled: the future
+        is then done, before there are outputs, or it raises as this does. An abort makes it raise `RequestError`.
 
         Raises:
             RequestError: it can never be served as it is.
@@ -115,6 +129,8 @@ class Engine:
             EngineDead: the engine serves no more.
         """
         self._admission.check(add)
+        structured = add.sampling.structured_outputs
+        grammar = None if structured is None else self._executor.prepare_grammar(structured)
         key = (client, add.request_id)
         with self._wake:
             if self._dead is not None or self._stopping:
@@ -124,22 +140,51 @@ class Engine:
             if len(self._open) >= self.config.max_num_seqs + self.config.max_waiting:
                 raise Overloaded(f"{len(self._open)} requests run or wait, which is the limit")
             self._open.add(key)
-            self._inbox.append((client, add))
+            if grammar is None:
+                self._inbox.append((client, _Admitted(add)))
+                self._wake.notify()
+                return None
+            answer = self._preparing[key] = Future()
+        grammar.add_done_callback(lambda compiled: self._add_prepared(client, add, answer, compiled))
+        return answer
+
+    def _add_prepared(self, client: int, add: Add, answer: "Future[None]", compiled: "Future[Any]") -> None:
+        """Admit a request whose grammar is compiled, or is not to be had."""
+        key = (client, add.request_id)
+        error = CancelledError() if compiled.cancelled() else compiled.exception()
+        with self._wake:
+            if self._preparing.get(key) is not answer:
+                return  # aborted meanwhile
+            del self._preparing[key]
+            if error is not None:
+                self._open.discard(key)
+                answer.set_exception(error)
+                return
+            answer.set_result(None)
+            self._inbox.append((client, _Admitted(add, compiled.result())))
             self._wake.notify()
 
     def abort(self, client: int, request_id: int, reason: str = "abort") -> None:
         """Forget a request and free its blocks before the next step. Unknown ids are passed over."""
         assert reason in REASONS, reason
         with self._wake:
-            if (client, request_id) in self._open:
+            if (client, request_id) in self._preparing:
+                self._give_up_preparing((client, request_id))
+            elif (client, request_id) in self._open:
                 self._inbox.append((client, (request_id, reason)))
                 self._wake.notify()
 
     def abort_client(self, client: int) -> None:
         """Forget all requests of a client."""
         with self._wake:
+            for key in [key for key in self._preparing if key[0] == client]:
+                self._give_up_preparing(key)
             self._inbox.append((client, (None, "abort")))
             self._wake.notify()
+
+    def _give_up_preparing(self, key: tuple[int, int]) -> None:
+        self._open.discard(key)
+        self._preparing.pop(key).set_exception(RequestError("the request was aborted before it was admitted"))
 
     def load(self) -> Load:
         """How busy the engine is."""
@@ -198,7 +243,11 @@ class Engine:
         """End the loop and the workers. Requests that are open get no more outputs. Idempotent."""
         with self._wake:
             self._stopping = True
+            preparing, self._preparing = self._preparing, {}
+            self._open -= preparing.keys()
             self._wake.notify()
+        for answer in preparing.values():
+            answer.set_exception(EngineDead("the engine is shutting down"))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=30)
         self._executor.shutdown()
@@ -228,8 +277,9 @@ class Engine:
             inbox, self._inbox = self._inbox, []
         self._step_began = time.monotonic()
         for client, item in inbox:
-            if isinstance(item, Add):
-                request = self._admission.make_request(client, item, time.time())
+            if isinstance(item, _Admitted):
+                request = self._admission.make_request(client, item.add, time.time())
+                request.grammar = item.grammar
                 self._requests[request.key] = request
                 self._scheduler.add(request)
             elif item[0] is None:
@@ -335,9 +385,12 @@ class Engine:
         """End all requests with an error and refuse new ones."""
         with self._wake:
             self._dead = reason
-            waiting = [(client, item) for client, item in self._inbox if isinstance(item, Add)]
+            waiting = [(client, item.add.request_id) for client, item in self._inbox if isinstance(item, _Admitted)]
             self._inbox = []
-        keys = [*self._requests, *((client, add.request_id) for client, add in waiting)]
+            preparing, self._preparing = self._preparing, {}
+        for answer in preparing.values():
+            answer.set_exception(EngineDead(reason))
+        keys = [*self._requests, *waiting]
         outputs: Outputs = {}
         for client, request_id in keys:
             output = RequestOutput(request_id, finish_reason="error", error="the engine failed")

@@ -32,7 +32,7 @@ class Request:
     """
 
     __slots__ = (
-        "add", "blocks", "cached_tokens", "client", "computed", "first_token_time", "hashes", "in_flight",
+        "add", "blocks", "cached_tokens", "client", "computed", "first_token_time", "grammar", "hashes", "in_flight",
         "last_token_time", "limit", "num_prompt", "passed", "prompt_logprobs", "published", "queued_time", "root",
         "row", "running_time", "sort_key", "spent_before", "state", "stop_ids", "tokens", "unsent",
     )  # fmt: skip
@@ -63,6 +63,8 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if add.sampling.prompt_logprobs is not None else None
         """Collected while the prompt is computed; None when not asked for, or when sent."""
         self.sort_key: tuple[float, ...] = ()
+        self.grammar: object = None
+        """Holds what the output must follow, where it must, among those that the executor knows."""
         self.queued_time = now
         self.running_time = 0.0
         self.first_token_time = 0.0

@@ -4,6 +4,7 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from rayllm.config.engine import EngineConfig
+from rayllm.messages.structured import StructuredOutputs
 from rayllm.messages.worker import StepPlan, StepResult
 
 
@@ -24,6 +25,17 @@ class Executor(Protocol):
 
     def logits_processor_names(self) -> frozenset[str]:
         """Names under which requests may give arguments to logits processors."""
+        ...
+
+    def prepare_grammar(self, asked: StructuredOutputs) -> "Future[Any]":
+        """Compile the grammar of a form, away from the steps. Its result is to be held while requests follow it.
+
+        The future raises `RequestError` where the grammar is wrong.
+
+        Raises:
+            RequestError: its options cannot be had.
+            Overloaded: too many are being compiled.
+        """
         ...
 
     def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:

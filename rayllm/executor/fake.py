@@ -11,6 +11,7 @@ from typing import Any
 
 from rayllm.kv.layout import KVLayout
 from rayllm.messages.ingress import TokenLogprobs
+from rayllm.messages.structured import StructuredOutputs
 from rayllm.messages.worker import StartRow, StepPlan, StepResult
 
 
@@ -50,6 +51,8 @@ class FakeExecutor:
         self.largest_step = 0
         self.fail_at: int | None = None
         """The step that raises, counted from 0."""
+        self.grammars: list[Future[Any]] = []
+        """Those that were asked for, for a test to end."""
         self.step_times = (0.0, 0.0)
         """What each step says it took."""
 
@@ -67,6 +70,11 @@ class FakeExecutor:
     def logits_processor_names(self) -> frozenset[str]:
         """None are loaded."""
         return frozenset()
+
+    def prepare_grammar(self, asked: StructuredOutputs) -> "Future[Any]":
+        """Not done until `grammars` is told so. The fake model does not heed grammars."""
+        self.grammars.append(Future())
+        return self.grammars[-1]
 
     def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """There are no workers."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from rayllm.config.engine import EngineConfig
 from rayllm.errors import ConfigError
+from rayllm.messages.structured import StructuredOutputs
 from rayllm.messages.worker import StepPlan, StepResult
 from rayllm.plugins import load_class
 from rayllm.worker.worker import Worker
@@ -73,6 +74,10 @@ class UniExecutor:
         """Names of the loaded logits processors."""
         return self._live.logits_processor_names()
 
+    def prepare_grammar(self, asked: StructuredOutputs) -> "Future[Any]":
+        """Compile a grammar on a thread of the worker's store of grammars."""
+        return self._live.grammars.prepare(asked)
+
     def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of the worker, after the steps that were submitted."""
         return [self._thread.submit(getattr(self._live, method), *args, **kwargs).result()]
@@ -88,4 +93,6 @@ class UniExecutor:
     def shutdown(self) -> None:
         """End the thread after the step under way, and free the model."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._worker is not None:
+            self._worker.shutdown()
         self._worker = None

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from rayllm.messages.structured import StructuredOutputs
+
 GREEDY_EPSILON = 1e-5
 """A temperature below this is greedy."""
 
@@ -51,6 +53,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The same for prompt tokens."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
+    structured_outputs: StructuredOutputs | None = None
+    """The form of the output; None: any."""
     extra_args: dict[str, msgspec.Raw | str | int | float | bool | list[Any] | dict[str, Any] | None] | None = None
     """Arguments for logits processors, by name."""
 

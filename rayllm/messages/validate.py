@@ -11,6 +11,7 @@ from typing import Any
 
 from rayllm.errors import ContextTooLong, RequestError
 from rayllm.messages.sampling import SamplingParams
+from rayllm.messages.structured import check_structured
 
 _INT64 = 2**63
 
@@ -48,6 +49,8 @@ def check_sampling(params: SamplingParams, limits: Limits) -> None:
     _check_lengths(params, limits)
     _check_tokens(params, limits)
     _check_stops(params, limits)
+    if params.structured_outputs is not None:
+        check_structured(params.structured_outputs)
     for name in ("logprobs", "prompt_logprobs"):
         check_logprobs(getattr(params, name), name, limits)
 

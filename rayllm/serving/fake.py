@@ -6,6 +6,7 @@ differently.
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from rayllm.errors import EngineDead, Overloaded, RequestError
 from rayllm.messages.engine import Add
@@ -40,6 +41,8 @@ class FakeEngine:
         """Client, request (None: all of the client), reason."""
         self.profiles: list[bool] = []
         """Profiles begun (true) and ended, in order."""
+        self.preparing: dict[tuple[int, int], tuple[Add, Future[None]]] = {}
+        """Requests whose form is being compiled."""
         self.stalled = 0.0
         self.dead: str | None = None
         self._interval_s = interval_s
@@ -59,8 +62,8 @@ class FakeEngine:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
 
-    def add(self, client: int, add: Add) -> None:
-        """See `Engine.add`."""
+    def add(self, client: int, add: Add) -> "Future[None] | None":
+        """See `Engine.add`. Those with a form wait for `end_preparing`."""
         with self._lock:
             if self.dead is not None:
                 raise EngineDead(self.dead)
@@ -68,14 +71,34 @@ class FakeEngine:
                 raise RequestError(f"the prompt is longer than {self._max_prompt} tokens", "prompt")
             if len(self._running) >= self._max_requests:
                 raise Overloaded("the fake is full")
-            self.adds.append(add)
-            self._running[client, add.request_id] = (add, list(add.output_token_ids))
+            if add.sampling.structured_outputs is not None:
+                self.preparing[client, add.request_id] = (add, Future())
+                return self.preparing[client, add.request_id][1]
+            self._admit(client, add)
+        return None
+
+    def end_preparing(self, error: Exception | None = None) -> None:
+        """Admit all requests with a form, or refuse them."""
+        with self._lock:
+            preparing, self.preparing = self.preparing, {}
+            for (client, _), (add, answer) in preparing.items():
+                if error is not None:
+                    answer.set_exception(error)
+                else:
+                    answer.set_result(None)
+                    self._admit(client, add)
+
+    def _admit(self, client: int, add: Add) -> None:
+        self.adds.append(add)
+        self._running[client, add.request_id] = (add, list(add.output_token_ids))
 
     def abort(self, client: int, request_id: int, reason: str = "abort") -> None:
         """See `Engine.abort`."""
         with self._lock:
             self.aborted.append((client, request_id, reason))
             self._running.pop((client, request_id), None)
+            if preparing := self.preparing.pop((client, request_id), None):
+                preparing[1].set_exception(RequestError("aborted"))
 
     def abort_client(self, client: int) -> None:
         """See `Engine.abort_client`."""

@@ -47,7 +47,7 @@ class ServedEngine(Protocol):
     """What a session server needs of an engine; `rayllm.engine.engine.Engine` has it. Thread-safe."""
 
     def start(self, deliver: Callable[[dict[int, list[RequestOutput]], Load], None]) -> None: ...
-    def add(self, client: int, add: Add) -> None: ...
+    def add(self, client: int, add: Add) -> "Future[None] | None": ...
     def abort(self, client: int, request_id: int, reason: str = "abort") -> None: ...
     def abort_client(self, client: int) -> None: ...
     def load(self) -> Load: ...
@@ -296,15 +296,40 @@ class SessionServer:
 
     def _admit(self, number: int, add: Add) -> Admitted | Rejected | None:
         try:
-            self._engine.add(number, add)
-        except RequestError as error:
-            return Rejected(add.request_id, "request", error.message, error.param, error.code)
-        except Overloaded as error:
-            return Rejected(add.request_id, "overloaded", error.message)
-        except EngineDead as error:
-            self._declare_dead(str(error))
-            return None
-        return Admitted(add.request_id)
+            pending = self._engine.add(number, add)
+        except (RequestError, Overloaded, EngineDead) as error:
+            return self._refusal(add.request_id, error)
+        if pending is None:
+            return Admitted(add.request_id)
+        loop = asyncio.get_running_loop()
+
+        def answer(done: Future[None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the server was closed
+                loop.call_soon_threadsafe(self._answer_later, number, add.request_id, done)
+
+        pending.add_done_callback(answer)
+        return None
+
+    def _answer_later(self, number: int, request_id: int, done: Future[None]) -> None:
+        connection = self._connections.get(number)
+        if connection is None:
+            return
+        error = done.exception()
+        reply = Admitted(request_id) if error is None else self._refusal(request_id, error)
+        if reply is not None:
+            connection.send([reply])
+
+    def _refusal(self, request_id: int, error: BaseException) -> Rejected | None:
+        match error:
+            case RequestError():
+                return Rejected(request_id, "request", error.message, error.param, error.code)
+            case Overloaded():
+                return Rejected(request_id, "overloaded", error.message)
+            case EngineDead():
+                self._declare_dead(str(error))
+                return None
+        log.error("a request could not be admitted", exc_info=error)
+        return Rejected(request_id, "overloaded", "the engine could not admit the request")
 
     def _on_lost(self, connection: Connection, reason: str) -> None:
         if timer := self._strangers.pop(connection, None):

@@ -3,7 +3,7 @@
 Everything a step needs of all rows lies in arrays, so that a step of many rows costs a fixed number of numpy calls.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.worker import StartRow, StepPlan
+from rayllm.structured.row import RowGrammar
 from rayllm.worker.cascade import find_shared_prefix
 from rayllm.worker.noise import noise_keys, stream_key
 from rayllm_kernels import AttentionBatch
@@ -39,11 +40,18 @@ class RowState:
     """Token ids, and what is added to their logits."""
     known: Ints
     """One entry of the batch's array: `length`."""
+    grammar: RowGrammar | None
+    """What the output must follow."""
 
     @property
     def length(self) -> int:
         """Prompt and output known so far; the position of the token to sample."""
         return int(self.known[0])
+
+    @property
+    def output(self) -> Ints:
+        """Output tokens so far."""
+        return self.tokens[self.prompt_length : self.length]
 
     @property
     def num_output(self) -> int:
@@ -104,13 +112,15 @@ class Batch:
         edits_all: bool = False,
         groups: int = 1,
         cascade_groups: int = 0,
+        follow: Callable[[SamplingParams], RowGrammar | None] = lambda sampling: None,
     ) -> None:
         """`edits_all` says that the logits of every row are changed, whatever its request asks for.
 
         `groups` of layers have blocks of their own. The first `cascade_groups` see everything: where it is worthwhile,
-        their attention over what requests share is computed once.
+        their attention over what requests share is computed once. `follow` gives what holds an output to a form.
         """
         self._groups, self._cascade_groups = groups, cascade_groups
+        self._follow = follow
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._end_tokens = tuple(end_tokens)
@@ -209,7 +219,8 @@ class Batch:
             prompt = np.minimum(ask.penalties.prompt, ask.penalties.length)
             ask = replace(ask, penalties=replace(ask.penalties, prompt=prompt))
         edited = [
-            (i, replace(state, prompt_length=int(lengths[i]), known=lengths[i : i + 1])) for i, state in ask.edited
+            (i, replace(state, prompt_length=int(lengths[i]), known=lengths[i : i + 1], grammar=None))
+            for i, state in ask.edited
         ]
         return replace(ask, edited=edited)
 
@@ -255,7 +266,7 @@ class Batch:
             row=row, sampling=sampling, prompt_length=start.prompt_length, tokens=self._tokens[row],
             end_tokens=np.array(ends, np.int64),
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)),
-            known=self._length[row : row + 1],
+            known=self._length[row : row + 1], grammar=self._follow(sampling),
         )  # fmt: skip
         self._sampling.set(row, start)
 
@@ -286,7 +297,10 @@ class _SamplingArrays:
         p = start.sampling
         self.penalised[row] = p.repetition_penalty != 1.0 or bool(p.frequency_penalty or p.presence_penalty)
         self.edited[row] = (
-            self._edits_all or p.allowed_token_ids is not None or bool(p.bad_words_ids or p.logit_bias or p.extra_args)
+            self._edits_all
+            or p.allowed_token_ids is not None
+            or p.structured_outputs is not None
+            or bool(p.bad_words_ids or p.logit_bias or p.extra_args)
         )
         self.may_end[row] = start.prompt_length + p.min_tokens
         self.prompt_length[row] = start.prompt_length

@@ -1,8 +1,8 @@
 """From logits to tokens. A sample cannot depend on its neighbours in the step.
 
-Order, as users of vLLM expect it: allowed tokens, bad words, minimum length, logit bias, penalties, the user's own
-processors; then the likeliest token, or temperature, min-p, top-k, top-p and a draw. What grows with the vocabulary or
-the output is an operation of `rayllm_kernels.sampling`, for all rows at once.
+Order, as users of vLLM expect it: the grammar, allowed tokens, bad words, minimum length, logit bias, penalties, the
+user's own processors; then the likeliest token, or temperature, min-p, top-k, top-p and a draw. What grows with the
+vocabulary or the output is an operation of `rayllm_kernels.sampling`, for all rows at once.
 Shapes: R rows, V vocabulary.
 """
 
@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rayllm.errors import RequestError
 from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
+from rayllm.structured.grammar import GrammarError
 from rayllm.worker.batch import NO_LOGPROBS, RowState, SampleAsk
 from rayllm.worker.processors import LogitsProcessor, used_by_all
 from rayllm_kernels.sampling import Draws, SamplingOps
@@ -110,14 +112,14 @@ class Sampler:
 
     def _process(self, logits_RV: torch.Tensor, ask: SampleAsk) -> dict[int, str]:
         """Apply to each row what its request asks for. Returns the rows whose processors failed, and why."""
+        failed = _constrain(logits_RV, ask.edited)
         _edit(logits_RV, ask.edited)
         if ask.penalties is not None:
             self._ops.penalise(logits_RV, ask.penalties)
-        failed = {}
         for i, state in ask.edited:
             for name, argument in ({**self._always, **(state.sampling.extra_args or {})}).items():
                 prompt = state.tokens[: state.prompt_length].tolist()
-                output = state.tokens[state.prompt_length : state.length].tolist()
+                output = state.output.tolist()
                 try:
                     logits_RV[i] = self._processors[name](logits_RV[i], prompt, output, argument)
                 except Exception as error:  # a user's own code: its fault ends this request and no other
@@ -127,7 +129,31 @@ class Sampler:
 
 
 def _can_empty(sampling: SamplingParams) -> bool:
-    return sampling.allowed_token_ids is not None or bool(sampling.extra_args)
+    return (
+        sampling.allowed_token_ids is not None or sampling.structured_outputs is not None or bool(sampling.extra_args)
+    )
+
+
+def _constrain(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> dict[int, str]:
+    """Forbid what the rows' grammars do not allow. Returns the rows that cannot go on, and why."""
+    failed: dict[int, str] = {}
+    held = [(i, state, state.grammar) for i, state in edited if state.grammar is not None]
+    if not held:
+        return failed
+    vocab = logits_RV.shape[1]
+    bits_NW = np.empty((len(held), -(-vocab // 32)), np.int32)
+    for bits_W, (i, state, grammar) in zip(bits_NW, held, strict=True):
+        try:
+            grammar.fill(state.output, bits_W)
+        except (GrammarError, RequestError) as error:
+            failed[i] = f"the output cannot go on in its form: {error}"
+            bits_W.fill(-1)
+    allowed_NV = torch.from_numpy(np.unpackbits(bits_NW.view(np.uint8), axis=1, count=vocab, bitorder="little"))
+    # Arithmetic on whole registers, several times as quick as torch's own masks: no number is above what is allowed.
+    most_NV = allowed_NV.to(logits_RV.device, torch.float32).sub_(0.5).mul_(-NEVER)
+    for most_V, (i, _, _) in zip(most_NV, held, strict=True):
+        torch.minimum(logits_RV[i], most_V, out=logits_RV[i])
+    return failed
 
 
 def _edit(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> None:
@@ -144,7 +170,7 @@ def _edit(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> None:
             logits_RV[i, allowed] = kept
         if sampling.bad_words_ids:
             banned.append((i, _barred_by_words(state)))
-        if state.num_output < sampling.min_tokens:
+        if state.num_output < sampling.min_tokens and not (state.grammar is not None and state.grammar.must_end):
             banned.append((i, state.end_tokens))
         ids, values = state.bias
         if len(ids):

@@ -15,6 +15,8 @@ from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model, needs_of
 from rayllm.model.transformers_decoder import TransformersDecoder
+from rayllm.structured.grammar import Vocabulary
+from rayllm.structured.store import Grammars
 from rayllm.worker.batch import Batch, StepInputs
 from rayllm.worker.memory import available_memory, default_kv_bytes, populate
 from rayllm.worker.processors import load_processors, used_by_all
@@ -46,11 +48,16 @@ class Worker:
         self._device = torch.device(config.device)
         self._processors = load_processors(config.logits_processors, config.model)
         self._model = build_model(config, self._device)
+        self.grammars = Grammars(
+            config.structured, config.model.eos_token_ids, lambda: Vocabulary.load(config.tokenizer, config.model)
+        )
+        """Of structured outputs; may be used from any thread."""
         self._batch = Batch(
             rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
             vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
             edits_all=bool(used_by_all(self._processors)), groups=config.kv_layout.width,
             cascade_groups=config.kv_layout.width - config.kv_layout.sliding if config.cascade_attention else 0,
+            follow=self.grammars.follow,
         )  # fmt: skip
         self._sampler = Sampler(self._processors, self._model.sampling, config.logprobs_mode)
         self._caches: list[Any] = []
@@ -86,6 +93,10 @@ class Worker:
             self._profile.start()
         else:
             self._profile.stop()
+
+    def shutdown(self) -> None:
+        """End the threads that compile grammars."""
+        self.grammars.shutdown()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step and append the sampled tokens to their rows."""

@@ -90,6 +90,8 @@ def test_implementations_that_do_not_know_a_model(tiny: Tiny, tmp_path: Path) ->
     for option in ("--enable-mfu-metrics", "--disable-sliding-window", "--no-disable-cascade-attn"):
         with pytest.raises(ConfigError, match=option):
             started(tiny("starcoder2"), option)
+    with pytest.raises(ConfigError, match="--kv-cache-dtype"):
+        started(tiny("starcoder2"), "--kv-cache-dtype", "fp8")
     with pytest.raises(ConfigError, match="--no-disable-hybrid-kv-cache-manager"):
         started(tiny("starcoder2"), "--no-disable-hybrid-kv-cache-manager")
     assert write_sharded_state([str(tiny("starcoder2")), str(tmp_path / "out")]) == 1

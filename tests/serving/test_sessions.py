@@ -8,6 +8,7 @@ import pytest
 from rayllm.errors import Overloaded, RequestError
 from rayllm.messages.engine import Add, Hello, Ping
 from rayllm.messages.ingress import Load, Pong, RequestOutput, TokenLogprobs, Welcome
+from rayllm.messages.structured import StructuredOutputs
 from rayllm.serving.fake import FakeEngine, expected_output
 from rayllm.serving.session_client import Session
 from rayllm.serving.session_server import Address, SessionServer
@@ -244,6 +245,43 @@ async def test_a_cancelled_submit_leaves_nothing_behind(service, helpers):
     [stream] = await fleet.submit([helpers.add([2])])
     await helpers.until(lambda: engine.load().running == 1)
     stream.abort()
+
+
+async def test_a_request_with_a_form_is_answered_when_that_is_compiled(service, helpers):
+    fleet = await service.start()
+    engine = service.engines["e1"]
+
+    async def submit():
+        add = helpers.add([1, 2, 3])
+        sampling = msgspec.structs.replace(add.sampling, structured_outputs=StructuredOutputs(regex="a"))
+        [stream] = await fleet.submit([msgspec.structs.replace(add, sampling=sampling)])
+        return stream
+
+    waiting = asyncio.ensure_future(submit())
+    await helpers.until(lambda: engine.preparing)
+    [plain] = await fleet.submit([helpers.add([1])])
+    plain.abort()
+    assert not waiting.done()
+    engine.end_preparing()
+    stream = await waiting
+    for _ in range(8):
+        engine.step()
+    assert await helpers.tokens_of(stream) == expected_output([1, 2, 3], 8)
+
+    waiting = asyncio.ensure_future(submit())
+    await helpers.until(lambda: engine.preparing)
+    engine.end_preparing(RequestError("wrong", "structured_outputs"))
+    with pytest.raises(RequestError, match="wrong") as caught:
+        await waiting
+    assert caught.value.param == "structured_outputs"
+
+    waiting = asyncio.ensure_future(submit())
+    await helpers.until(lambda: engine.preparing)
+    waiting.cancel()
+    await helpers.until(lambda: not engine.preparing)
+    session = fleet.sessions()[0]
+    await helpers.until(lambda: not session._offered)
+    assert engine.load().running == 0
 
 
 async def test_outputs_that_wait_are_merged(service, helpers):

@@ -58,7 +58,8 @@ class Runner:
             assert self._changed.wait_for(
                 lambda: all(i in self.outputs and self.outputs[i][-1].finish_reason for i in ids), timeout=60
             )
-        assert not any(o.error for outputs in self.outputs.values() for o in outputs)
+        errors = [o.error for outputs in self.outputs.values() for o in outputs if o.error]
+        assert not errors, errors
         return [[t for o in self.outputs[i] for t in o.token_ids] for i in ids]
 
     def close(self) -> None:

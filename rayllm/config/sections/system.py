@@ -97,7 +97,6 @@ SYSTEM = (
     Option(
         name="structured-outputs-config",
         kind=Kind.JSON,
-        state=State.PLANNED,
         default={
             "backend": "auto",
             "disable_any_whitespace": False,
@@ -107,7 +106,9 @@ SYSTEM = (
             "enable_in_reasoning": False,
         },
         keyed=True,
-        help="Structured outputs.",
+        help="Structured outputs. backend: guidance (llguidance), xgrammar, outlines, or auto, which is guidance where "
+        "it can. The two disable_ keys are for requests that do not say. enable_in_reasoning: the form holds for the "
+        "reasoning too.",
     ),
     Option(
         name="profiler-config",
