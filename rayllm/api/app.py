@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from rayllm import __version__
+from rayllm.api.anthropic import Messages
 from rayllm.api.call import Call, Endpoint
 from rayllm.api.chat import Chat
 from rayllm.api.completions import Completions
@@ -79,11 +80,14 @@ def _app(docs: str) -> FastAPI:
 
 
 def _routes(front: Front) -> list[tuple[str, str, Handler]]:
-    info, tokens = Info(front), Tokens(front)
+    info, tokens, chat = Info(front), Tokens(front), Chat(front)
+    messages = Messages(front, chat)
     profiling = [("POST", "/start_profile", info.start_profile), ("POST", "/stop_profile", info.stop_profile)]
     return [
-        ("POST", "/v1/chat/completions", Chat(front)),
+        ("POST", "/v1/chat/completions", chat),
         ("POST", "/v1/completions", Completions(front)),
+        ("POST", "/v1/messages", messages.create),
+        ("POST", "/v1/messages/count_tokens", messages.count_tokens),
         ("GET", "/v1/models", info.models),
         ("GET", "/v1/models/{model:path}", info.model),
         ("POST", "/tokenize", tokens.tokenize),

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rayllm.api.answer import answer, encode
+from rayllm.api.answer import DONE, answer, encode
 from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Echo, Piece
 from rayllm.api.conversation import last_role, last_text, render
@@ -30,6 +31,15 @@ class Chat:
         await call.while_connected(self._answer(call, request))
 
     async def _answer(self, call: Call, request: ChatRequest) -> None:
+        begun = await self.begin(call, request)
+        await answer(call, begun.choices, begun.writer, bool(request.stream))
+
+    async def begin(self, call: Call, request: ChatRequest, kind: str = "chatcmpl") -> "BegunChat":
+        """Check a request and have its choices admitted. `kind` begins the answer's id.
+
+        Raises:
+            RequestError, Overloaded: it was refused.
+        """
         front = self._front
         model = front.check_model(request)
         check_stream(request)
@@ -46,11 +56,11 @@ class Chat:
             role = last_role(request)
         echo = Echo(last_text(request)) if request.echo and last_role(request) == role else None
         prompts = [Prompt(ids, room, echo)]
-        external_id = f"chatcmpl-{front.name_call(call, request)}"
+        external_id = f"{kind}-{front.name_call(call, request)}"
         choices = await front.submit(request, prompts, params, external_id)
         usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
         writer = ChatWriter(front, request, external_id, model, role, ids, usage)
-        await answer(call, choices, writer, bool(request.stream))
+        return BegunChat(choices, writer, usage, external_id, model)
 
     def _alternatives(self, request: ChatRequest) -> int | None:
         """How many alternatives to report beside each token; None: no logprobs."""
@@ -60,6 +70,17 @@ class Chat:
         if request.top_logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class BegunChat:
+    """A chat that engines have admitted. Whoever has it closes its choices."""
+
+    choices: list[Choice]
+    writer: "ChatWriter"
+    usage: Usage
+    id: str
+    model: str
 
 
 class ChatWriter:
@@ -106,10 +127,10 @@ class ChatWriter:
         return self._head + encode({"index": choice.index, "delta": delta, **self._rest(piece)}) + self._end()
 
     def closing(self) -> bytes:
-        """The usage, if asked for."""
+        """The usage, if asked for, and the mark of the end."""
         if not self._final_usage:
-            return b""
-        return self._head + b'],"usage":' + encode(self._usage.now()) + b"}\n\n"
+            return DONE
+        return self._head + b'],"usage":' + encode(self._usage.now()) + b"}\n\n" + DONE
 
     def whole(self, pieces: Sequence[Piece]) -> Json:
         """The body of a whole answer."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rayllm.api.answer import answer, encode
+from rayllm.api.answer import DONE, answer, encode
 from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Echo, Piece
 from rayllm.api.front import Front, Prompt, Usage, check_stream
@@ -109,10 +109,10 @@ class CompletionWriter:
         return self._head + body + self._end()
 
     def closing(self) -> bytes:
-        """The usage, if asked for."""
+        """The usage, if asked for, and the mark of the end."""
         if not self._final_usage:
-            return b""
-        return self._head + b'],"usage":' + encode(self._usage.now()) + b"}\n\n"
+            return DONE
+        return self._head + b'],"usage":' + encode(self._usage.now()) + b"}\n\n" + DONE
 
     def whole(self, pieces: Sequence[Piece]) -> Json:
         """The body of a whole answer."""

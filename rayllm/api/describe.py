@@ -6,6 +6,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from rayllm import __version__
+from rayllm.api.anthropic_request import CountTokensRequest, MessagesRequest
 from rayllm.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 TOKENIZER_INFO = "/tokenizer_info"
@@ -14,6 +15,8 @@ TOKENIZER_INFO = "/tokenizer_info"
 _BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
     "/v1/completions": (CompletionRequest, "Go on with a text"),
+    "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic has it"),
+    "/v1/messages/count_tokens": (CountTokensRequest, "The number of its tokens"),
     "/tokenize": (TokenizeRequest, "Token ids of a text or a conversation"),
     "/detokenize": (DetokenizeRequest, "The text of token ids"),
 }

@@ -65,8 +65,8 @@ class RequireKey:
         """Pass a request on, or answer it with 401."""
         if scope["type"] == "http" and self._guarded(scope):
             call = Call(scope, receive, send)
-            if not self._allowed(call.header("authorization") or ""):
-                message = "an API key is needed; send the header Authorization: Bearer KEY"
+            if not (self._allowed(call.header("authorization") or "") or self._known(call.header("x-api-key") or "")):
+                message = "an API key is needed; send the header Authorization: Bearer KEY, or X-Api-Key: KEY"
                 headers = {"WWW-Authenticate": "Bearer"}
                 await call.error(ErrorReply(401, message, code="invalid_api_key", headers=headers))
                 return
@@ -78,10 +78,13 @@ class RequireKey:
 
     def _allowed(self, header: str) -> bool:
         scheme, _, key = header.partition(" ")
+        return self._known(key) and scheme.lower() == "bearer"
+
+    def _known(self, key: str) -> bool:
         given = key.strip().encode()
         # Every key is compared, so that the time taken does not tell which one came near.
         matches = [hmac.compare_digest(given, own) for own in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return any(matches)
 
 
 def _routed_path(scope: Scope) -> str:
