@@ -16,6 +16,22 @@ encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"
 
 
+class Sink(Protocol):
+    """Takes the events of a stream; `Call` is one."""
+
+    def reply_to(self, error: Exception) -> ErrorReply:
+        """What is told of an exception."""
+        ...
+
+    async def start_events(self) -> None:
+        """Begin."""
+        ...
+
+    async def send_events(self, data: bytes, last: bool = False) -> None:
+        """Take whole events."""
+        ...
+
+
 class Writer(Protocol):
     """Writes the answers of one endpoint. Events are whole server-sent events."""
 
@@ -54,7 +70,7 @@ async def answer(
     """
     try:
         if stream:
-            await _stream(call, choices, writer, failed)
+            await stream_answer(call, choices, writer, failed)
         else:
             await call.json(writer.whole(await _collect_all(choices)))
     finally:
@@ -84,22 +100,27 @@ async def _collect(choice: Choice) -> Piece:
     return whole
 
 
-async def _stream(call: Call, choices: Sequence[Choice], writer: Writer, failed: Callable[[ErrorReply], bytes]) -> None:
-    """Send events as pieces come. While the client reads slowly, nothing is taken from the streams, which merge."""
-    await call.start_events()
+async def stream_answer(
+    sink: Sink, choices: Sequence[Choice], writer: Writer, failed: Callable[[ErrorReply], bytes]
+) -> None:
+    """Send events as pieces come. While the client reads slowly, nothing is taken from the streams, which merge.
+
+    The choices are the caller's to close.
+    """
+    await sink.start_events()
     opening = writer.opening()
     if opening:
-        await call.send_events(opening)
+        await sink.send_events(opening)
     try:
         pieces = _pieces_of_one(choices[0]) if len(choices) == 1 else _pieces_of_all(choices)
         async for choice, piece in pieces:
             if event := writer.event(choice, piece):
-                await call.send_events(event)
+                await sink.send_events(event)
         tail = writer.closing()
     except Exception as e:
         # The status is out, so the error goes into the stream, and no choice gets a finish reason.
-        tail = failed(call.reply_to(e))
-    await call.send_events(tail, last=True)
+        tail = failed(sink.reply_to(e))
+    await sink.send_events(tail, last=True)
 
 
 async def _pieces_of_one(choice: Choice) -> AsyncIterator[tuple[Choice, Piece]]:

@@ -1,6 +1,6 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`, as Anthropic has them, answered by way of chat."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -52,7 +52,7 @@ class Messages:
         await call.while_connected(self._answer(call, request))
 
     async def _answer(self, call: Call, request: MessagesRequest) -> None:
-        begun = await self._chat.begin(call, self._chat_request(request), "msg")
+        begun = await self._chat.begin(call, self._chat_request(request), "msg_")
         writer = MessagesWriter(begun)
         await answer(call, begun.choices, writer, bool(request.stream), writer.failed)
 
@@ -128,15 +128,8 @@ async def _with_errors(call: Call, handle: Callable[[Call], Awaitable[None]]) ->
     except Exception as e:
         if call.started:
             raise
-        reply = call.reply_to(renamed(e, NAMES) if isinstance(e, RequestError) else e)
+        reply = call.reply_to(e.renamed(NAMES) if isinstance(e, RequestError) else e)
         await call.json({**_error_body(reply), "request_id": call.id}, reply.status, reply.headers)
-
-
-def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """The error of a field that another API calls differently, by the name that the client knows."""
-    if name := names.get(error.param or ""):
-        error.message, error.param = f"{name}: {error.message}", name
-    return error
 
 
 def _error_body(error: ErrorReply) -> Json:

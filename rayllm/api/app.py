@@ -21,6 +21,7 @@ from rayllm.api.errors import reply_to_status
 from rayllm.api.front import Front
 from rayllm.api.info import Info
 from rayllm.api.middleware import RequestId, RequireKey, RootPath, import_middleware
+from rayllm.api.responses import Responses
 from rayllm.api.service import Service
 from rayllm.api.tokens import Tokens
 from rayllm.config.serve import FrontendSettings
@@ -81,15 +82,21 @@ def _app(docs: str) -> FastAPI:
 
 def _routes(front: Front) -> list[tuple[str, str, Handler]]:
     info, tokens, chat = Info(front), Tokens(front), Chat(front)
-    messages = Messages(front, chat)
+    messages, responses = Messages(front, chat), Responses(front, chat)
     profiling = [("POST", "/start_profile", info.start_profile), ("POST", "/stop_profile", info.stop_profile)]
     return [
         ("POST", "/v1/chat/completions", chat),
         ("POST", "/v1/completions", Completions(front)),
+        ("POST", "/v1/responses", responses.create),
+        ("POST", "/v1/responses/input_tokens", responses.count),
+        ("GET", "/v1/responses/{id}", responses.retrieve),
+        ("DELETE", "/v1/responses/{id}", responses.delete),
+        ("POST", "/v1/responses/{id}/cancel", responses.cancel),
+        ("GET", "/v1/responses/{id}/input_items", responses.input_items),
         ("POST", "/v1/messages", messages.create),
         ("POST", "/v1/messages/count_tokens", messages.count_tokens),
         ("GET", "/v1/models", info.models),
-        ("GET", "/v1/models/{model:path}", info.model),
+        ("GET", "/v1/models/{id:path}", info.model),
         ("POST", "/tokenize", tokens.tokenize),
         ("POST", "/detokenize", tokens.detokenize),
         ("GET", "/health", info.health),

@@ -34,8 +34,8 @@ class Chat:
         begun = await self.begin(call, request)
         await answer(call, begun.choices, begun.writer, bool(request.stream))
 
-    async def begin(self, call: Call, request: ChatRequest, kind: str = "chatcmpl") -> "BegunChat":
-        """Check a request and have its choices admitted. `kind` begins the answer's id.
+    async def begin(self, call: Call, request: ChatRequest, prefix: str = "chatcmpl-") -> "BegunChat":
+        """Check a request and have its choices admitted. The answer's id begins with `prefix`.
 
         Raises:
             RequestError, Overloaded: it was refused.
@@ -56,7 +56,7 @@ class Chat:
             role = last_role(request)
         echo = Echo(last_text(request)) if request.echo and last_role(request) == role else None
         prompts = [Prompt(ids, room, echo)]
-        external_id = f"{kind}-{front.name_call(call, request)}"
+        external_id = f"{prefix}{front.name_call(call, request)}"
         choices = await front.submit(request, prompts, params, external_id)
         usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
         writer = ChatWriter(front, request, external_id, model, role, ids, usage)

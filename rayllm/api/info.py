@@ -23,7 +23,7 @@ class Info:
 
     async def model(self, call: Call) -> None:
         """One of them."""
-        name, names = call.scope["path_params"]["model"], self._front.settings.served_model_names
+        name, names = call.scope["path_params"]["id"], self._front.settings.served_model_names
         if name not in names:
             raise model_not_found(name, names)
         await call.json(self._card(name))

@@ -165,7 +165,9 @@ REFUSED: Mapping[str, Refusal] = {
     "reasoning": Refusal(_EFFORT),
     "include_reasoning": Refusal(_EFFORT, (True,)),
     "thinking_token_budget": Refusal(_EFFORT),
-    "verbosity": Refusal("this model has no such setting; say in the prompt how long the answer should be"),
+    "verbosity": Refusal(
+        "this model has no such setting; say in the prompt how long the answer should be", ("medium",)
+    ),
     "functions": Refusal(_TOOLS, ([],)),
     "function_call": Refusal(_TOOLS, ("none",)),
     "web_search_options": Refusal("this server does not search the web"),

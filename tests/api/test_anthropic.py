@@ -51,7 +51,7 @@ class TestWhole:
     async def test_plain(self, api, client):
         api.scripts(Script([api.ids("Hello"), api.ids(", world")], "stop"))
         message = await create(client, system="Be kind")
-        assert message.id.startswith("msg-")
+        assert message.id.startswith("msg_")
         assert (message.type, message.role, message.model) == ("message", "assistant", MODEL)
         assert [block.model_dump(exclude_none=True) for block in message.content] == [
             {"type": "text", "text": "Hello, world"}
