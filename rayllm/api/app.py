@@ -19,6 +19,7 @@ from rayllm.api.describe import TOKENIZER_INFO, openapi_document
 from rayllm.api.docs import offline_docs
 from rayllm.api.errors import reply_to_status
 from rayllm.api.front import Front
+from rayllm.api.generate import Generate, Rendering
 from rayllm.api.info import Info
 from rayllm.api.middleware import RequestId, RequireKey, RootPath, import_middleware
 from rayllm.api.responses import Responses
@@ -82,11 +83,16 @@ def _app(docs: str) -> FastAPI:
 
 def _routes(front: Front) -> list[tuple[str, str, Handler]]:
     info, tokens, chat = Info(front), Tokens(front), Chat(front)
+    completions = Completions(front)
+    rendering = Rendering(front, chat, completions)
     messages, responses = Messages(front, chat), Responses(front, chat)
     profiling = [("POST", "/start_profile", info.start_profile), ("POST", "/stop_profile", info.stop_profile)]
     return [
         ("POST", "/v1/chat/completions", chat),
-        ("POST", "/v1/completions", Completions(front)),
+        ("POST", "/v1/completions", completions),
+        ("POST", "/v1/chat/completions/render", rendering.chat),
+        ("POST", "/v1/completions/render", rendering.completions),
+        ("POST", "/inference/v1/generate", Generate(front)),
         ("POST", "/v1/responses", responses.create),
         ("POST", "/v1/responses/input_tokens", responses.count),
         ("GET", "/v1/responses/{id}", responses.retrieve),

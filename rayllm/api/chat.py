@@ -14,6 +14,7 @@ from rayllm.api.logprobs import LogprobsWriter
 from rayllm.api.parse import parse_request
 from rayllm.api.wire import ChatRequest
 from rayllm.errors import RequestError
+from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import check_logprobs, output_room
 
 Json = dict[str, Any]
@@ -41,6 +42,20 @@ class Chat:
             RequestError, Overloaded: it was refused.
         """
         front = self._front
+        ready = await self.prepare(request)
+        external_id = f"{prefix}{front.name_call(call, request)}"
+        choices = await front.submit(request, [ready.prompt], ready.params, external_id)
+        usage = Usage([ready.prompt], choices, front.settings.prompt_tokens_details)
+        writer = ChatWriter(front, request, external_id, ready.model, ready.role, ready.prompt.token_ids, usage)
+        return BegunChat(choices, writer, usage, external_id, ready.model)
+
+    async def prepare(self, request: ChatRequest) -> "ReadyChat":
+        """Check a request and render it.
+
+        Raises:
+            RequestError: it was refused.
+        """
+        front = self._front
         model = front.check_model(request)
         check_stream(request)
         _check_tools(request)
@@ -55,12 +70,7 @@ class Chat:
         if request.continue_final_message:
             role = last_role(request)
         echo = Echo(last_text(request)) if request.echo and last_role(request) == role else None
-        prompts = [Prompt(ids, room, echo)]
-        external_id = f"{prefix}{front.name_call(call, request)}"
-        choices = await front.submit(request, prompts, params, external_id)
-        usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
-        writer = ChatWriter(front, request, external_id, model, role, ids, usage)
-        return BegunChat(choices, writer, usage, external_id, model)
+        return ReadyChat(model, params, Prompt(ids, room, echo), role)
 
     def _alternatives(self, request: ChatRequest) -> int | None:
         """How many alternatives to report beside each token; None: no logprobs."""
@@ -70,6 +80,17 @@ class Chat:
         if request.top_logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyChat:
+    """A chat that can be submitted."""
+
+    model: str
+    params: SamplingParams
+    prompt: Prompt
+    role: str
+    """Who answers."""
 
 
 @dataclass(frozen=True, slots=True)

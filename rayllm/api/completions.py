@@ -14,6 +14,7 @@ from rayllm.api.logprobs import LogprobsWriter, offsets_of
 from rayllm.api.parse import parse_request
 from rayllm.api.wire import CompletionRequest
 from rayllm.errors import RequestError
+from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import check_ids, output_room
 
 Json = dict[str, Any]
@@ -35,18 +36,27 @@ class Completions:
 
     async def _answer(self, call: Call, request: CompletionRequest) -> None:
         front = self._front
+        model, params, prompts = await self.prepare(request)
+        external_id = f"cmpl-{front.name_call(call, request)}"
+        choices = await front.submit(request, prompts, params, external_id)
+        usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
+        writer = CompletionWriter(front, request, external_id, model, prompts, usage)
+        await answer(call, choices, writer, bool(request.stream))
+
+    async def prepare(self, request: CompletionRequest) -> tuple[str, SamplingParams, list[Prompt]]:
+        """Check a request and tokenize it: the model's name, the parameters and the prompts.
+
+        Raises:
+            RequestError: it was refused.
+        """
+        front = self._front
         model = front.check_model(request)
         _check_fields(request)
         logprobs = request.logprobs
         params = front.sampling.params(request, logprobs, request.max_tokens)
         if request.echo and logprobs is not None and params.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=logprobs)
-        prompts = [await self._prompt(request, prompt) for prompt in prompts_of(request.prompt)]
-        external_id = f"cmpl-{front.name_call(call, request)}"
-        choices = await front.submit(request, prompts, params, external_id)
-        usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
-        writer = CompletionWriter(front, request, external_id, model, prompts, usage)
-        await answer(call, choices, writer, bool(request.stream))
+        return model, params, [await self._prompt(request, prompt) for prompt in prompts_of(request.prompt)]
 
     async def _prompt(self, request: CompletionRequest, prompt: str | list[int]) -> Prompt:
         front = self._front

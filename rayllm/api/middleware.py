@@ -29,6 +29,9 @@ class RootPath:
         await self._app(scope, receive, send)
 
 
+_GUARDED = ("/v1", "/inference")
+
+
 class RequestId:
     """Gives every response an `X-Request-Id`: the request's own, or a new one, of which ids in the answer are made."""
 
@@ -55,7 +58,7 @@ class RequestId:
 
 
 class RequireKey:
-    """Lets only requests with one of the API keys to paths under `/v1`; the other paths are open."""
+    """Lets only requests with one of the API keys to the paths that ask the model; the other paths are open."""
 
     def __init__(self, app: App, keys: Sequence[str]) -> None:
         self._app = app
@@ -74,7 +77,7 @@ class RequireKey:
 
     def _guarded(self, scope: Scope) -> bool:
         # Browsers ask by OPTIONS, without credentials, whether they may send them.
-        return scope["method"] != "OPTIONS" and _routed_path(scope).startswith("/v1")
+        return scope["method"] != "OPTIONS" and _routed_path(scope).startswith(_GUARDED)
 
     def _allowed(self, header: str) -> bool:
         scheme, _, key = header.partition(" ")
