@@ -15,6 +15,7 @@ from rayllm.api.anthropic import Messages
 from rayllm.api.call import Call, Endpoint
 from rayllm.api.chat import Chat
 from rayllm.api.completions import Completions
+from rayllm.api.control import Control
 from rayllm.api.describe import TOKENIZER_INFO, openapi_document
 from rayllm.api.docs import offline_docs
 from rayllm.api.errors import reply_to_status
@@ -86,6 +87,7 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
     completions = Completions(front)
     rendering = Rendering(front, chat, completions)
     messages, responses = Messages(front, chat), Responses(front, chat)
+    control = Control(front)
     profiling = [("POST", "/start_profile", info.start_profile), ("POST", "/stop_profile", info.stop_profile)]
     return [
         ("POST", "/v1/chat/completions", chat),
@@ -111,6 +113,8 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
         ("GET", "/version", info.version),
         ("GET", "/load", info.load),
         ("GET", "/metrics", info.metrics),
+        ("POST", "/inference/v1/abort_requests", control.abort_requests),
+        *(control.routes() if front.settings.dev_mode else ()),
         *(profiling if front.settings.profiling else ()),
         *([("GET", TOKENIZER_INFO, info.tokenizer)] if front.settings.tokenizer_info else []),
     ]

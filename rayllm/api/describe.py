@@ -7,6 +7,7 @@ from pydantic.json_schema import models_json_schema
 
 from rayllm import __version__
 from rayllm.api.anthropic_request import CountTokensRequest, MessagesRequest
+from rayllm.api.control import AbortRequest
 from rayllm.api.generate import GenerateRequest
 from rayllm.api.responses_request import PASSED, InputTokensRequest, ResponsesRequest
 from rayllm.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -20,6 +21,7 @@ _BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/chat/completions/render": (ChatRequest, "The tokens of a conversation, for /inference/v1/generate"),
     "/v1/completions/render": (CompletionRequest, "The tokens of texts, for /inference/v1/generate"),
     "/inference/v1/generate": (GenerateRequest, "Tokens that follow tokens"),
+    "/inference/v1/abort_requests": (AbortRequest, "End requests with what they have so far"),
     "/v1/responses": (ResponsesRequest, "Answer an input, in turns that the server keeps"),
     "/v1/responses/input_tokens": (InputTokensRequest, "The number of its tokens"),
     "/v1/messages": (MessagesRequest, "Answer a conversation, as Anthropic has it"),

@@ -29,7 +29,16 @@ class RootPath:
         await self._app(scope, receive, send)
 
 
-_GUARDED = ("/v1", "/inference")
+_GUARDED = (
+    "/v1",
+    "/inference",
+    "/collective_rpc",
+    "/is_paused",
+    "/pause",
+    "/reset_prefix_cache",
+    "/resume",
+    "/server_info",
+)
 
 
 class RequestId:

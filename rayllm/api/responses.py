@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs
 
 from rayllm.api.answer import Sink, answer, stream_answer
 from rayllm.api.call import Call
@@ -53,7 +52,7 @@ class Responses:
 
     async def retrieve(self, call: Call) -> None:
         """A stored response, or its events from some number on."""
-        kept, query = self._found(call), _query(call)
+        kept, query = self._found(call), call.query()
         if query.get("stream") != "true":
             await call.json(kept.response)
             return
@@ -84,7 +83,7 @@ class Responses:
 
     async def input_items(self, call: Call) -> None:
         """The items that led to a response."""
-        items, query = self._found(call).items, _query(call)
+        items, query = self._found(call).items, call.query()
         limit, order = query.get("limit", "20"), query.get("order", "desc")
         if not limit.isdecimal() or not 1 <= int(limit[:9]) <= 100:
             raise RequestError("limit must be from 1 to 100", "limit")
@@ -233,9 +232,3 @@ async def _follow(call: Call, kept: Kept, start: int) -> None:
         else:
             await changed.wait()
     await call.send_events(b"", last=True)
-
-
-def _query(call: Call) -> dict[str, str]:
-    """The last value of each parameter of the URL."""
-    pairs = parse_qs(call.scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    return {name: values[-1] for name, values in pairs.items()}

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rayllm.api.answer import encode
@@ -14,6 +14,7 @@ from rayllm.api.responses_request import ResponsesRequest, seal
 
 Json = dict[str, Any]
 
+_CUT: Mapping[str | None, str | None] = {"length": "max_output_tokens", "abort": None}
 _PREFIXES = {"text": "msg", "reasoning": "rs", "tool_call": "fc"}
 
 
@@ -67,19 +68,19 @@ class ResponseWriter:
 
     def response(self, status: str) -> Json:
         """The response as it is now."""
-        cut = status == "incomplete"
         return {
             **self._base,
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": self._error,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": _CUT[self._parts.finish_reason]} if status == "incomplete" else None,
             "output": [self._item(part, _status(part, self._parts)) for part in self._parts.all],
             "usage": None if status == "in_progress" else self._usage(),
         }
 
     def _end(self) -> Json:
-        response = self.response("incomplete" if self._parts.finish_reason == "length" else "completed")
+        cut = self._parts.finish_reason in _CUT
+        response = self.response("incomplete" if cut else "completed")
         self._ended(response)
         return response
 
@@ -172,4 +173,4 @@ def _content(part: Part) -> Json:
 
 def _status(part: Part, parts: Parts) -> str:
     """The last item of an answer that was cut is incomplete."""
-    return "incomplete" if parts.finish_reason == "length" and part is parts.all[-1] else "completed"
+    return "incomplete" if parts.finish_reason in _CUT and part is parts.all[-1] else "completed"
