@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from rayllm import __version__
 from rayllm.api.anthropic import Messages
+from rayllm.api.batch_chat import BatchChat
 from rayllm.api.call import Call, Endpoint
 from rayllm.api.chat import Chat
 from rayllm.api.completions import Completions
@@ -36,7 +37,7 @@ Handler = Callable[[Call], Awaitable[None]]
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The description of our routes, which FastAPI cannot derive: they read requests themselves."""
-        return openapi_document(any(getattr(route, "path", None) == TOKENIZER_INFO for route in self.routes))
+        return openapi_document(any(getattr(route, "path", None) in TOKENIZER_INFO for route in self.routes))
 
 
 def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) -> FastAPI:
@@ -92,6 +93,7 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
     return [
         ("POST", "/v1/chat/completions", chat),
         ("POST", "/v1/completions", completions),
+        ("POST", "/v1/chat/completions/batch", BatchChat(front, chat)),
         ("POST", "/v1/chat/completions/render", rendering.chat),
         ("POST", "/v1/completions/render", rendering.completions),
         ("POST", "/inference/v1/generate", Generate(front)),
@@ -116,7 +118,7 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
         ("POST", "/inference/v1/abort_requests", control.abort_requests),
         *(control.routes() if front.settings.dev_mode else ()),
         *(profiling if front.settings.profiling else ()),
-        *([("GET", TOKENIZER_INFO, info.tokenizer)] if front.settings.tokenizer_info else []),
+        *([("GET", path, info.tokenizer) for path in TOKENIZER_INFO] if front.settings.tokenizer_info else []),
     ]
 
 

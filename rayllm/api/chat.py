@@ -166,6 +166,8 @@ class ChatWriter:
             "usage": self._usage.now(),
             "system_fingerprint": None,
         }
+        if self._request.service_tier is not None:
+            out["service_tier"] = "default"
         if self._request.prompt_logprobs is not None:
             out["prompt_logprobs"] = self._logprobs.prompt(pieces[0].prompt_logprobs or [])
         if self._token_ids:

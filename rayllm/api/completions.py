@@ -130,7 +130,8 @@ class CompletionWriter:
         for choice, piece in zip(choices, pieces, strict=True):
             asked = self._request.prompt_logprobs is not None
             choice["prompt_logprobs"] = self._logprobs.prompt(piece.prompt_logprobs or []) if asked else None
-        return {**self._base, "choices": choices, "usage": self._usage.now(), "system_fingerprint": None}
+        out = {**self._base, "choices": choices, "usage": self._usage.now(), "system_fingerprint": None}
+        return out if self._request.service_tier is None else {**out, "service_tier": "default"}
 
     def _end(self) -> bytes:
         if self._every_usage:

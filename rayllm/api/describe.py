@@ -7,17 +7,19 @@ from pydantic.json_schema import models_json_schema
 
 from rayllm import __version__
 from rayllm.api.anthropic_request import CountTokensRequest, MessagesRequest
+from rayllm.api.batch_chat import BatchChatRequest
 from rayllm.api.control import AbortRequest
 from rayllm.api.generate import GenerateRequest
 from rayllm.api.responses_request import PASSED, InputTokensRequest, ResponsesRequest
 from rayllm.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
-TOKENIZER_INFO = "/tokenizer_info"
-"""Served only where an option asks for it."""
+TOKENIZER_INFO = ("/tokenizer_info", "/get_tokenizer_info")
+"""One endpoint under its newer and its older name, served only where an option asks for it."""
 
 _BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
     "/v1/completions": (CompletionRequest, "Go on with a text"),
+    "/v1/chat/completions/batch": (BatchChatRequest, "Answer several conversations"),
     "/v1/chat/completions/render": (ChatRequest, "The tokens of a conversation, for /inference/v1/generate"),
     "/v1/completions/render": (CompletionRequest, "The tokens of texts, for /inference/v1/generate"),
     "/inference/v1/generate": (GenerateRequest, "Tokens that follow tokens"),
@@ -56,7 +58,8 @@ def openapi_document(tokenizer_info: bool = False) -> dict[str, Any]:
     responses.update({name: chat[name] for name in PASSED if name in chat})
     paths: dict[str, Any] = {path: {"get": _operation(summary)} for path, summary in _GETS.items()}
     if tokenizer_info:
-        paths[TOKENIZER_INFO] = {"get": _operation("The tokenizer's settings and the chat template")}
+        for path in TOKENIZER_INFO:
+            paths[path] = {"get": _operation("The tokenizer's settings and the chat template")}
     paths["/v1/responses/{id}"]["delete"] = _operation("Forget it")
     paths["/v1/responses/{id}/cancel"] = {"post": _operation("End a background response")}
     for path, (kind, summary) in _BODIES.items():

@@ -44,6 +44,8 @@ class SamplingFields(Wire):
     n: int | None = None
     presence_penalty: float | None = None
     seed: int | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    """There is one tier, which the answer then names."""
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -75,6 +77,8 @@ class SamplingFields(Wire):
     stop_token_ids: list[int] | None = None
     top_k: int | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    """Which end of a prompt that is too long goes; left out, the left one."""
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
 
 
@@ -173,7 +177,19 @@ REFUSED: Mapping[str, Refusal] = {
     "web_search_options": Refusal("this server does not search the web"),
     "prediction": Refusal("predicted outputs are not available; leave the field out"),
     "store": Refusal("this server keeps no responses; leave the field out", (False,)),
-    "service_tier": Refusal("this server has one tier; leave the field out", ("auto", "default")),
+    "watermarking": Refusal("outputs are not watermarked; leave the field out", (False,)),
+    "logprob_token_ids": Refusal("log-probabilities are told of the likeliest tokens; ask for more in top_logprobs"),
+    "repetition_detection": Refusal("repetitions are not looked for; use repetition_penalty or a stop string"),
+    "stream_interval": Refusal("it is set for the server, by --stream-interval"),
+    "session_id": Refusal("requests are placed by load; prefixes are found by content"),
+    "return_token_offsets": Refusal("offsets of a prompt are told with echo and logprobs in /v1/completions", (False,)),
+    "return_prompt_text": Refusal("use /v1/chat/completions/render and /detokenize", (False,)),
+    "return_mm_kwargs": Refusal(_MEDIA, (False,)),
+    "mm_payload": Refusal(_MEDIA),
+    "routed_experts_prompt_start": Refusal("routed experts are not told", (0,)),
+    "moderation": Refusal("this server does not moderate; leave the field out"),
+    "prompt_cache_options": Refusal("prefixes are cached by content; leave the field out"),
+    "ec_transfer_params": Refusal("transfer of encoder caches is not configured on this server"),
     "kv_transfer_params": Refusal("transfer of KV caches is not configured on this server"),
     "logits_processors": Refusal("processors are set at start by --logits-processors; give arguments in vllm_xargs"),
     "prompt_cache_retention": Refusal("cached prefixes are kept as long as there is room", ("in-memory",)),
