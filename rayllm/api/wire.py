@@ -63,6 +63,8 @@ class SamplingFields(Wire):
     cache_salt: str | None = None
     echo: bool | None = None
     ignore_eos: bool | None = None
+    length_penalty: float | None = None
+    """The power of its length by which a beam's sum of log-probabilities is divided; left out, 1."""
     include_stop_str_in_output: bool | None = None
     min_p: float | None = None
     min_tokens: int | None = None
@@ -79,6 +81,8 @@ class SamplingFields(Wire):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     """Which end of a prompt that is too long goes; left out, the left one."""
+    use_beam_search: bool | None = None
+    """Gives the `n` likeliest continuations of as many beams."""
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
 
 
@@ -137,7 +141,6 @@ class Refusal:
 
 
 _STRUCTURED = "structured outputs are not available yet; describe the format in the prompt"
-_BEAM = "beam search is not available; sample with n and compare the choices"
 _MEDIA = "this server takes and gives text only"
 _EFFORT = "no reasoning parser is configured; pass what the model's template knows in chat_template_kwargs"
 _TOOLS = "this form of tool calls is not available; use tools and tool_choice"
@@ -157,9 +160,7 @@ REFUSED: Mapping[str, Refusal] = {
             "structural_tag",
         )
     },
-    "use_beam_search": Refusal(_BEAM, (False,)),
-    "length_penalty": Refusal(_BEAM, (1, 1.0)),
-    "early_stopping": Refusal(_BEAM, (False,)),
+    "early_stopping": Refusal("beam search stops when no beam can get better; leave the field out", (False,)),
     "prompt_embeds": Refusal("prompts as embeddings are not available; send text or token ids"),
     "modalities": Refusal(_MEDIA, (["text"],)),
     "audio": Refusal(_MEDIA),

@@ -52,6 +52,16 @@ def test_background(client):
     assert client.responses.cancel(running.id).status == "cancelled"
 
 
+def test_beams(client):
+    ask = {"model": MODEL, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 6, "logprobs": 0}
+    greedy = client.completions.create(**ask)
+    beams = client.completions.create(**ask, n=4, extra_body={"use_beam_search": True, "length_penalty": 0})
+    totals = [sum(choice.logprobs.token_logprobs) for choice in beams.choices]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[0] >= sum(greedy.choices[0].logprobs.token_logprobs) - 1e-4
+    assert len({choice.text for choice in beams.choices}) == 4
+
+
 def test_errors(client):
     with pytest.raises(openai.BadRequestError, match="temperature"):
         client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=3)
