@@ -168,6 +168,8 @@ def _messages(request: CountTokensRequest) -> list[Json]:
         if role not in ("user", "assistant", "system"):
             raise RequestError(f"{place} must be an object with the role 'user' or 'assistant'", place)
         blocks = _blocks(message.get("content"), f"{place}.content")
+        if not blocks and role != "assistant":
+            raise RequestError(f"{place}.content must not be empty", place)
         if turns and turns[-1][0] == role:
             turns[-1][1].extend(blocks)
         else:

@@ -223,9 +223,9 @@ def _tools(request: InputTokensRequest) -> tuple[list[Json] | None, str | Json |
     allowed = choice.get("tools")
     if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
         raise RequestError("tool_choice.tools must be a list of tools", "tool_choice")
-    names = {tool.get("name") for tool in allowed}
+    names = {str(tool.get("name")) for tool in allowed}
     if unknown := names - {tool["function"]["name"] for tool in tools or ()}:
-        raise RequestError(f"tool_choice allows {str(min(map(str, unknown)))[:60]!r}, which is no tool", "tool_choice")
+        raise RequestError(f"tool_choice allows {min(unknown)[:60]!r}, which is no tool", "tool_choice")
     return [tool for tool in tools or () if tool["function"]["name"] in names], choice.get("mode")
 
 
@@ -294,7 +294,10 @@ def _thought(item: Json, place: str) -> str:
     parts = item.get("content") or ()
     if not parts and isinstance(item.get("encrypted_content"), str):
         return _unseal(item["encrypted_content"], place)
-    texts = [part.get("text") if isinstance(part, dict) else None for part in parts or item.get("summary") or ()]
+    parts = parts or item.get("summary") or []
+    if not isinstance(parts, list):
+        raise RequestError(f"{place} must have a list as content or summary", place)
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise RequestError(f"{place} must hold parts with a text", place)
     return "\n".join(map(str, texts))

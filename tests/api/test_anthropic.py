@@ -201,6 +201,7 @@ class TestInput:
             ("messages", [{"role": "user", "content": [{"type": "image", "source": {}}]}]),
             ("messages", [{"role": "user", "content": [1]}]),
             ("messages", [{"role": "user", "content": 1}]),
+            ("messages", [{"role": "user", "content": []}]),
             ("messages", [{"role": "user", "content": [{"type": "text"}]}]),
             ("messages", [*SAY, {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]),
             ("messages", [*SAY, {"role": "assistant", "content": ""}]),
