@@ -60,6 +60,7 @@ class Result:
 OF_SERVERS = frozenset({
     "served-model-name", "data-parallel-size", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
     "collect-detailed-traces", "kv-cache-metrics", "kv-cache-metrics-sample", "enable-mfu-metrics",
+    "reasoning-parser", "reasoning-parser-plugin",
 })  # fmt: skip
 """Options without effect in `LLM`, beside those of the sections general and frontend."""
 OF_RENDERERS = frozenset(

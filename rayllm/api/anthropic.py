@@ -10,7 +10,6 @@ from rayllm.api.anthropic_request import NAMES, REFUSED, CountTokensRequest, Mes
 from rayllm.api.call import Call, ClientLeft
 from rayllm.api.chat import BegunChat, Chat
 from rayllm.api.choice import Choice, Piece
-from rayllm.api.conversation import render
 from rayllm.api.errors import ErrorReply
 from rayllm.api.front import Front
 from rayllm.api.parse import parse_fields, parse_request
@@ -59,7 +58,7 @@ class Messages:
     async def _count(self, call: Call) -> None:
         request = await self._parse(CountTokensRequest, call)
         self._front.check_model(request)
-        ids = await call.while_connected(render(self._front, self._chat_request(request), False))
+        ids = await call.while_connected(self._chat.render(self._chat_request(request)))
         await call.json({"input_tokens": len(ids)})
 
     async def _parse(self, kind: type[R], call: Call) -> R:

@@ -12,6 +12,7 @@ from rayllm.api.conversation import last_role, last_text, render
 from rayllm.api.front import Front, Prompt, Usage, check_stream
 from rayllm.api.logprobs import LogprobsWriter
 from rayllm.api.parse import parse_request
+from rayllm.api.parsing import delta_of, message_of
 from rayllm.api.wire import ChatRequest
 from rayllm.errors import RequestError
 from rayllm.messages.sampling import SamplingParams
@@ -58,19 +59,38 @@ class Chat:
         front = self._front
         model = front.check_model(request)
         check_stream(request)
-        _check_tools(request)
+        callable_tools = _callable_tools(request, front.settings.auto_tools)
+        if request.include_reasoning is False and not front.parsers.part_reasoning:
+            message = "include_reasoning needs a server that tells reasoning apart; start it with --reasoning-parser"
+            raise RequestError(message, "include_reasoning")
         wanted = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         if wanted == 0:
             raise RequestError("max_tokens must be at least 1", "max_tokens")
         params = front.sampling.params(request, self._alternatives(request), wanted)
-        ids = await render(front, request, bool(request.add_special_tokens))
+        ids = await self.render(request)
         ids = front.sampling.truncated(ids, request)
         room = output_room(len(ids), wanted, front.limits)
         role = front.settings.response_role if request.add_generation_prompt is not False else last_role(request)
         if request.continue_final_message:
             role = last_role(request)
         echo = Echo(last_text(request)) if request.echo and last_role(request) == role else None
-        return ReadyChat(model, params, Prompt(ids, room, echo), role)
+        parsing = front.parsers.parsing(
+            ids,
+            last_text(request) if request.continue_final_message else None,
+            callable_tools,
+            request.include_reasoning is not False,
+            request.parallel_tool_calls is not False,
+        )
+        return ReadyChat(model, params, Prompt(ids, room, echo, parsing), role)
+
+    async def render(self, request: ChatRequest) -> list[int]:
+        """The tokens of its conversation.
+
+        Raises:
+            RequestError: the conversation cannot be rendered.
+        """
+        with_tools = self._front.settings.unused_tools or request.tool_choice != "none"
+        return await render(self._front, request, bool(request.add_special_tokens), with_tools)
 
     def _alternatives(self, request: ChatRequest) -> int | None:
         """How many alternatives to report beside each token; None: no logprobs."""
@@ -136,7 +156,12 @@ class ChatWriter:
 
     def event(self, choice: Choice, piece: Piece) -> bytes:
         """One chunk."""
-        if piece.finish_reason is None and not piece.logprobs and not self._token_ids:
+        plain = piece.finish_reason is None and not piece.logprobs and not self._token_ids
+        if piece.events is not None:
+            if plain and not piece.events:
+                return b""
+            return self._parsed_event(choice.index, piece, plain)
+        if plain:
             if not piece.text:
                 return b""
             body = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}' % (
@@ -146,6 +171,14 @@ class ChatWriter:
             return self._head + body + self._end()
         delta = {"content": piece.text} if piece.text else {}
         return self._head + encode({"index": choice.index, "delta": delta, **self._rest(piece)}) + self._end()
+
+    def _parsed_event(self, index: int, piece: Piece, plain: bool) -> bytes:
+        assert piece.events is not None
+        delta = delta_of(piece.events)
+        if plain and not delta:
+            return b""
+        rest = {"logprobs": None, "finish_reason": None} if plain else self._rest(piece)
+        return self._head + encode({"index": index, "delta": delta, **rest}) + self._end()
 
     def closing(self) -> bytes:
         """The usage, if asked for, and the mark of the end."""
@@ -158,6 +191,8 @@ class ChatWriter:
         choices = []
         for index, piece in enumerate(pieces):
             message = {"role": self._role, "content": piece.text, "refusal": None}
+            if piece.events is not None:
+                message |= message_of(piece.events)
             choices.append({"index": index, "message": message, **self._rest(piece)})
         out = {
             **self._base,
@@ -191,27 +226,39 @@ class ChatWriter:
         return self._tail
 
 
-def _check_tools(request: ChatRequest) -> None:
-    """Refuse tools that would have to be called, for nothing here reads calls out of the text.
+def _callable_tools(request: ChatRequest, auto: bool) -> list[Json]:
+    """The tools that the answer may call. `auto` says that models may choose tools themselves here.
 
     Raises:
         RequestError: names the field.
     """
+    choice = request.tool_choice
     if not request.tools:
-        if request.tool_choice not in (None, "none", "auto"):
+        if choice not in (None, "none", "auto"):
             raise RequestError("tool_choice needs tools", "tool_choice")
-        return
+        return []
     for i, tool in enumerate(request.tools):
-        function = tool.get("function")
-        named = isinstance(function, dict) and isinstance(function.get("name"), str)
-        if tool.get("type") != "function" or not named:
-            raise RequestError(f"tools[{i}] must be a function with a name", f"tools[{i}]")
-    if request.tool_choice is None or request.tool_choice == "auto":
-        raise RequestError(
-            "tools with tool_choice 'auto' need a parser for the model's tool calls, and this server has none; "
-            "set tool_choice to 'none', or start the server with --enable-auto-tool-choice and --tool-call-parser",
-            "tool_choice",
-        )
-    if request.tool_choice != "none":
-        message = "a forced tool call needs structured outputs, which are not available yet; set tool_choice to 'none'"
-        raise RequestError(message, "tool_choice")
+        _check_tool(tool, f"tools[{i}]")
+    if choice == "none":
+        return []
+    if choice is None or choice == "auto":
+        if not auto:
+            raise RequestError(
+                "tools with tool_choice 'auto' need a parser for the model's tool calls, and this server has none; "
+                "set tool_choice to 'none', or start the server with --enable-auto-tool-choice and --tool-call-parser",
+                "tool_choice",
+            )
+        return request.tools
+    # 'required' and a named function: a grammar will make the answer a call, whatever the model's own format is.
+    message = "a forced tool call needs structured outputs, which are not available yet; set tool_choice to 'none'"
+    raise RequestError(message, "tool_choice")
+
+
+def _check_tool(tool: Json, place: str) -> None:
+    function = tool.get("function")
+    named = isinstance(function, dict) and isinstance(function.get("name"), str)
+    if tool.get("type") != "function" or not named:
+        raise RequestError(f"{place} must be a function with a name", place)
+    assert isinstance(function, dict)
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise RequestError(f"{place}.function.parameters must be a JSON schema", f"{place}.function.parameters")

@@ -3,11 +3,13 @@
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from rayllm.api.parsing import Parsing, PieceParser
 from rayllm.api.request_log import OutputLog
 from rayllm.api.service import Stream
 from rayllm.errors import GenerationFailed
 from rayllm.messages.ingress import RequestOutput, TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
+from rayllm.parsers.events import Event
 from rayllm.render.detokenize import Detokenizer
 from rayllm.render.stops import StopStrings
 from rayllm.render.tokenizer import Tokenizer
@@ -27,6 +29,10 @@ class Piece:
     """What one output adds to a choice."""
 
     text: str = ""
+    parts: list[str] = field(default_factory=list)
+    """What each token adds to the text, where that is parsed; the text may have more before and after."""
+    events: list[Event] | None = None
+    """What parsers find in the text; None where there are no parsers."""
     token_ids: list[int] = field(default_factory=list)
     """Of the output."""
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
@@ -43,6 +49,9 @@ class Piece:
     def extend(self, later: "Piece") -> None:
         """Add what came after."""
         self.text += later.text
+        if later.events is not None:
+            self.events = [] if self.events is None else self.events
+            self.events += later.events
         self.token_ids += later.token_ids
         self.logprobs += later.logprobs
         self.logprob_ids += later.logprob_ids
@@ -64,13 +73,16 @@ class ChoiceText:
         sampling: SamplingParams,
         tokenizer: Tokenizer,
         echo: Echo | None = None,
+        parsing: Parsing | None = None,
     ) -> None:
         """`abort` stops the engine's work on it, given the reason."""
         self._abort, self._sampling = abort, sampling
-        self._detokenizer = Detokenizer(tokenizer, sampling.skip_special_tokens)
+        kept = parsing.kept if parsing is not None else frozenset()
+        self._detokenizer = Detokenizer(tokenizer, sampling.skip_special_tokens, kept=kept)
+        self._in_parts = parsing is not None
         include = sampling.include_stop_str_in_output
         self._stops = StopStrings(sampling.stop, include) if sampling.stop else None
-        self._by_token = self._stops is not None or sampling.logprobs is not None
+        self._by_token = self._stops is not None or sampling.logprobs is not None or self._in_parts
         self._echo = echo
         self._characters = len(echo.text) if echo else 0
         self.completion_tokens = 0
@@ -130,7 +142,10 @@ class ChoiceText:
             if i < shown:
                 text = self._detokenizer.feed((token_id,))
                 self._characters += len(text)
-                piece.text += self._watch(text, self.completion_tokens + i + 1)
+                text = self._watch(text, self.completion_tokens + i + 1)
+                piece.text += text
+                if self._in_parts:
+                    piece.parts.append(text)
             if self._stops is not None and self._stops.matched is not None:
                 return i + 1
         return len(token_ids)
@@ -160,11 +175,13 @@ class Choice:
         tokenizer: Tokenizer,
         echo: Echo | None = None,
         log: OutputLog | None = None,
+        parsing: Parsing | None = None,
     ) -> None:
         self.index = index
         self._log = log
         self._stream = stream
-        self._text = ChoiceText(stream.abort, sampling, tokenizer, echo)
+        self._text = ChoiceText(stream.abort, sampling, tokenizer, echo, parsing)
+        self._parser = PieceParser(parsing, echo.text if echo else "") if parsing is not None else None
 
     @property
     def completion_tokens(self) -> int:
@@ -177,8 +194,13 @@ class Choice:
         return self._text.cached_tokens
 
     @property
+    def reasoning_tokens(self) -> int | None:
+        """Output tokens so far that were reasoning, None if that is not known."""
+        return self._parser.reasoning_tokens if self._parser is not None else None
+
+    @property
     def finish_reason(self) -> str | None:
-        """Why it ended, None while it goes on."""
+        """Why the engine or a stop string ended it, None while it goes on."""
         return self._text.finish_reason
 
     async def pieces(self) -> AsyncIterator[Piece]:
@@ -192,6 +214,8 @@ class Choice:
             piece = self._text.take(output)
             if self._log is not None:
                 self._log.piece(piece)
+            if self._parser is not None:
+                self._parser.read(piece)
             yield piece
             if piece.finish_reason is not None:
                 return

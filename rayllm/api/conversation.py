@@ -8,8 +8,10 @@ from rayllm.errors import RequestError
 from rayllm.render.conversation import check_messages
 
 
-async def render(front: Front, request: ChatTemplateFields, add_special_tokens: bool) -> list[int]:
-    """Token ids of the conversation.
+async def render(
+    front: Front, request: ChatTemplateFields, add_special_tokens: bool, with_tools: bool = True
+) -> list[int]:
+    """Token ids of the conversation; `with_tools` false leaves its tools out.
 
     Raises:
         RequestError: a field or message is wrong, or the template refuses the conversation.
@@ -36,9 +38,10 @@ async def render(front: Front, request: ChatTemplateFields, add_special_tokens: 
         "chat_template": request.chat_template,
         "chat_template_kwargs": request.chat_template_kwargs,
         "add_special_tokens": add_special_tokens,
+        "reasoning_effort": request.reasoning_effort,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    return await front.service.render_chat(request.messages, request.tools or None, given)
+    return await front.service.render_chat(request.messages, (request.tools or None) if with_tools else None, given)
 
 
 def last_role(request: ChatRequest) -> str:

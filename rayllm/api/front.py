@@ -11,6 +11,7 @@ import msgspec
 from rayllm.api.beams import beam_search, check_beams
 from rayllm.api.call import Call, new_id
 from rayllm.api.choice import Choice, Echo
+from rayllm.api.parsing import Parsers, Parsing
 from rayllm.api.request_log import RequestLog
 from rayllm.api.sampling import Sampling, cache_salt
 from rayllm.api.service import Service, Stream
@@ -33,6 +34,8 @@ class Prompt:
     token_ids: list[int]
     max_tokens: int
     echo: Echo | None = None
+    parsing: Parsing | None = None
+    """How the texts that follow it are parsed."""
 
 
 class Front:
@@ -42,7 +45,7 @@ class Front:
         """Check that the defaults of requests are in range.
 
         Raises:
-            ConfigError: one is not.
+            ConfigError: one is not, or a parser cannot be loaded.
         """
         self.service, self.settings, self.renderer = service, settings, renderer
         self.limits = Limits(
@@ -53,6 +56,7 @@ class Front:
             takes_stops=not settings.tokens_only,
         )
         self.sampling = Sampling(settings, self.limits, renderer, random.Random(settings.seed))
+        self.parsers = Parsers(settings, renderer.tokenizer)
         self._check_defaults()
         self._log = None if settings.request_log is None else RequestLog(settings.request_log, renderer)
         self.created = int(time.time())
@@ -84,7 +88,11 @@ class Front:
         return call.id
 
     async def submit(
-        self, request: SamplingFields, prompts: Sequence[Prompt], params: SamplingParams, external_id: str
+        self,
+        request: SamplingFields,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        external_id: str,
     ) -> list[Choice]:
         """Send a request's choices to the engines: `params.n` for each prompt, numbered prompt by prompt.
 
@@ -122,8 +130,9 @@ class Front:
         choices = []
         for i, (stream, add) in enumerate(zip(streams, adds, strict=True)):
             output_log = self._log.output(external_id, i, bool(request.stream)) if self._log is not None else None
-            echo = prompts[i // params.n].echo
-            choices.append(Choice(i, stream, add.sampling, self.renderer.speller, echo, output_log))
+            prompt = prompts[i // params.n]
+            speller = self.renderer.speller
+            choices.append(Choice(i, stream, add.sampling, speller, prompt.echo, output_log, prompt.parsing))
         return choices
 
     async def _search(self, request: SamplingFields, adds: Sequence[Add], params: SamplingParams) -> list[Stream]:
@@ -152,12 +161,16 @@ class Usage:
         """The usage so far, as the API writes it. The tokens of a prompt count once, whatever `n` is."""
         completion = sum(choice.completion_tokens for choice in self._choices)
         cached = sum(choice.cached_tokens for choice in self._firsts)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self._prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": cached} if self._details else None,
         }
+        if self._choices[0].reasoning_tokens is not None:
+            thoughts = sum(choice.reasoning_tokens or 0 for choice in self._choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": thoughts}
+        return usage
 
 
 def check_stream(request: SamplingFields) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 from rayllm.api.answer import Sink, answer, stream_answer
 from rayllm.api.call import Call
 from rayllm.api.chat import BegunChat, Chat
-from rayllm.api.conversation import render
 from rayllm.api.errors import ErrorReply
 from rayllm.api.front import Front
 from rayllm.api.parse import parse_request
@@ -47,7 +46,7 @@ class Responses:
         request = parse_request(InputTokensRequest, body, REFUSED)
         self._front.check_model(request)
         chat = self._chat_request(request, *self._items(request), {})
-        ids = await call.while_connected(render(self._front, chat, False))
+        ids = await call.while_connected(self._chat.render(chat))
         await call.json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     async def retrieve(self, call: Call) -> None:

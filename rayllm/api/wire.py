@@ -106,6 +106,7 @@ class ChatTemplateFields(Wire):
     chat_template: str | None = None
     chat_template_kwargs: Json | None = None
     documents: list[Json] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class ChatRequest(SamplingFields, ChatTemplateFields):
@@ -116,6 +117,9 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     max_completion_tokens: int | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
+    """False keeps the first call only."""
+    include_reasoning: bool | None = None
+    """False leaves the reasoning out of the answer."""
 
 
 class TokenizeRequest(ChatTemplateFields):
@@ -142,7 +146,6 @@ class Refusal:
 
 _STRUCTURED = "structured outputs are not available yet; describe the format in the prompt"
 _MEDIA = "this server takes and gives text only"
-_EFFORT = "no reasoning parser is configured; pass what the model's template knows in chat_template_kwargs"
 _TOOLS = "this form of tool calls is not available; use tools and tool_choice"
 
 REFUSED: Mapping[str, Refusal] = {
@@ -166,10 +169,8 @@ REFUSED: Mapping[str, Refusal] = {
     "audio": Refusal(_MEDIA),
     "mm_processor_kwargs": Refusal(_MEDIA),
     "media_io_kwargs": Refusal(_MEDIA),
-    "reasoning_effort": Refusal(_EFFORT),
-    "reasoning": Refusal(_EFFORT),
-    "include_reasoning": Refusal(_EFFORT, (True,)),
-    "thinking_token_budget": Refusal(_EFFORT),
+    "reasoning": Refusal("use reasoning_effort and include_reasoning"),
+    "thinking_token_budget": Refusal("the length of reasoning cannot be limited yet; limit max_tokens"),
     "verbosity": Refusal(
         "this model has no such setting; say in the prompt how long the answer should be", ("medium",)
     ),

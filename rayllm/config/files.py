@@ -13,6 +13,7 @@ from rayllm.config.registry import Values
 from rayllm.config.weight_files import find_weight_files
 from rayllm.errors import ConfigError, ModelError
 from rayllm.kv.prefix import hash_named
+from rayllm.parsers.registry import load_plugin, reasoning_parsers, tool_parsers
 
 NETWORK_FILE_SYSTEMS = (
     "nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "glusterfs", "fuse.glusterfs", "beegfs", "gpfs", "9p", "afs",
@@ -43,6 +44,12 @@ class Files:
     log_config: Mapping[str, Any] | None = None
     network_file_system: str | None = None
     """The kind of network file system that the model lies on."""
+    tool_parser_plugin: str | None = None
+    """Where it lies."""
+    tool_parsers: tuple[str, ...] = ()
+    """All names of tool parsers, those of the plugin among them, where an option gives one."""
+    reasoning_parser_plugin: str | None = None
+    reasoning_parsers: tuple[str, ...] = ()
 
 
 def read_files(values: Values, facts: ModelFacts, places: Places | None = None, mounts: Path = MOUNTS) -> Files:
@@ -57,7 +64,14 @@ def read_files(values: Values, facts: ModelFacts, places: Places | None = None, 
     hash_named(values["prefix-caching-hash-algo"])
     _check_package(values["load-format"])
     format_, size = _weights(facts, values)
+    for option in ("tool-parser-plugin", "reasoning-parser-plugin"):
+        if values[option]:
+            load_plugin(f"--{option}", values[option])
     return Files(
+        tool_parser_plugin=_absolute(values["tool-parser-plugin"]),
+        tool_parsers=tuple(sorted(tool_parsers())) if values["tool-call-parser"] else (),
+        reasoning_parser_plugin=_absolute(values["reasoning-parser-plugin"]),
+        reasoning_parsers=tuple(sorted(reasoning_parsers())) if values["reasoning-parser"] else (),
         tokenizer=tokenizer,
         weight_format=format_,
         weight_bytes=size,
@@ -66,6 +80,10 @@ def read_files(values: Values, facts: ModelFacts, places: Places | None = None, 
         generation_config=_generation_config(values["generation-config"]),
         log_config=_log_config(values["log-config-file"]),
     )
+
+
+def _absolute(path: str) -> str | None:
+    return str(Path(path).resolve()) if path else None
 
 
 def _check_tokenizer(given: str | None) -> None:

@@ -243,6 +243,9 @@ def _without_effect(values: Values) -> Iterator[str]:
     for option, without in (
         ("max-log-len", "enable-log-requests"),
         ("enable-log-deltas", "enable-log-outputs"),
+        ("tool-call-parser", "enable-auto-tool-choice"),
+        ("tool-parser-plugin", "tool-call-parser"),
+        ("reasoning-parser-plugin", "reasoning-parser"),
     ):
         if option in values.given and not values[without]:
             yield f"--{option} has no effect without --{without}"

@@ -54,6 +54,12 @@ HTTP_ONLY = (
     "h11-max-incomplete-event-size",
     "h11-max-header-count",
     "enable-offline-docs",
+    "enable-auto-tool-choice",
+    "exclude-tools-when-tool-choice-none",
+    "tool-call-parser",
+    "tool-parser-plugin",
+    "reasoning-parser",
+    "reasoning-parser-plugin",
 )
 """Options that a gRPC server cannot honour."""
 
@@ -66,6 +72,7 @@ def resolve_serve(
         raise ConfigError("--served-model-name", "holds an empty name", "give a name, or leave it out")
     _check_tokenizer_options(values)
     tokens_only = values["tokens-only"] or values["skip-tokenizer-init"]
+    _check_parsers(values, files, tokens_only)
     frontend = FrontendSettings(
         model_path=facts.path,
         served_model_names=names,
@@ -94,6 +101,12 @@ def resolve_serve(
         request_id_headers=values["enable-request-id-headers"],
         tokens_as_token_ids=values["return-tokens-as-token-ids"] or tokens_only,
         tokens_only=tokens_only,
+        tool_parser=values["tool-call-parser"],
+        tool_parser_plugin=files.tool_parser_plugin,
+        reasoning_parser=values["reasoning-parser"] or None,
+        reasoning_parser_plugin=files.reasoning_parser_plugin,
+        auto_tools=values["enable-auto-tool-choice"],
+        unused_tools=not values["exclude-tools-when-tool-choice-none"],
         render_workers=values["renderer-num-workers"],
         request_log=_request_log(values),
         log_error_stack=values["log-error-stack"],
@@ -193,6 +206,18 @@ def _check_tokenizer_options(values: Values) -> None:
     for name in NEED_TOKENIZER:
         if values[name] not in (None, False, "auto"):
             raise ConfigError(f"--{name}", "needs a tokenizer, and --skip-tokenizer-init loads none", "leave one out")
+
+
+def _check_parsers(values: Values, files: Files, tokens_only: bool) -> None:
+    for name, known in (("tool-call-parser", files.tool_parsers), ("reasoning-parser", files.reasoning_parsers)):
+        if not values[name]:
+            continue
+        if values[name] not in known:
+            raise ConfigError(f"--{name}", f"{values[name]!r} is no parser", f"choose one of {', '.join(known)}")
+        if tokens_only:
+            raise ConfigError(f"--{name}", "reads text, and this server makes none of its answers", "leave it out")
+    if values["enable-auto-tool-choice"] and not values["tool-call-parser"]:
+        raise ConfigError("--enable-auto-tool-choice", "needs a parser of the model's calls", "give --tool-call-parser")
 
 
 def _request_log(values: Values) -> RequestLogSettings | None:

@@ -87,6 +87,17 @@ class FrontendSettings:
     """Whether `/load` counts."""
     tokenizer_info: bool = False
     """Whether there is `/tokenizer_info`."""
+    tool_parser: str | None = None
+    """What finds tool calls in answers, by its name."""
+    tool_parser_plugin: str | None = None
+    """File that registers tool parsers."""
+    reasoning_parser: str | None = None
+    """What parts reasoning from answers, by its name."""
+    reasoning_parser_plugin: str | None = None
+    auto_tools: bool = False
+    """Whether models may choose tools themselves. Goes with `tool_parser`."""
+    unused_tools: bool = True
+    """Whether a prompt shows tools that the request does not let the model use."""
     priority_scheduling: bool = False
     """Whether engines heed `priority`; where not, a priority other than 0 is refused."""
     shown_metrics: Mapping[str, str] = field(default_factory=dict)

@@ -19,8 +19,8 @@ def normalized(messages: Sequence[Json], wants_parts: bool, takes_text: bool, kn
 
     Contents become one text, or a list of `{"type": "text", "text": ...}` where the template wants parts; a missing
     content of an assistant becomes empty; arguments of tool calls become objects where they are sound JSON, and
-    stay text where not; the role `developer` becomes `system` where the template does not know it. Other fields
-    stay as they are.
+    stay text where not; reasoning stands under both its names; the role `developer` becomes `system` where the
+    template does not know it. Other fields stay as they are.
 
     Raises:
         RequestError: a message is malformed; names the place.
@@ -52,6 +52,9 @@ def _message(message: Any, place: str, wants_parts: bool, takes_text: bool, know
     if role == "developer" and not knows_developer:
         out["role"] = "system"
     out["content"] = _content(message.get("content"), role, f"{place}.content", wants_parts, takes_text)
+    for name, other in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
+        if isinstance(message.get(name), str) and message.get(other) is None:
+            out[other] = message[name]
     calls = out.pop("tool_calls", None)
     if calls:
         out["tool_calls"] = _tool_calls(calls, f"{place}.tool_calls")

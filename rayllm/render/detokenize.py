@@ -17,10 +17,19 @@ class Detokenizer:
     the same text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, continues: bool = True) -> None:
-        """`continues` says that the ids follow a prompt, so that a space before the first word is kept."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool = True,
+        continues: bool = True,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
+        """`continues` says that the ids follow a prompt, so that a space before the first word is kept.
+
+        `kept` are special tokens that are not skipped.
+        """
         self._piece = tokenizer.piece
-        self._skipped = tokenizer.special.ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special.ids - kept if skip_special_tokens else frozenset()
         self._strip = not continues and tokenizer.strips_leading_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

@@ -14,6 +14,8 @@ from rayllm.render.tokenizer import Tokenizer, check_encodable, no_tokenizer
 Json = dict[str, Any]
 
 _MOST_REQUEST_TEMPLATES = 16
+_SWITCHES = ("enable_thinking", "thinking")
+"""Names by which templates let reasoning be switched off."""
 
 
 class Renderer:
@@ -90,10 +92,10 @@ class Renderer:
 
         `options` may hold, with these defaults: `add_generation_prompt` True, `continue_final_message` False,
         `documents` None, `chat_template` None (a template's text), `chat_template_kwargs` None,
-        `add_special_tokens` False (templates write the start token themselves).
+        `add_special_tokens` False (templates write the start token themselves), `reasoning_effort` None.
 
         Raises:
-            RequestError: the model has no chat template, or it refuses the conversation.
+            RequestError: the model has no chat template, or it refuses the conversation or knows no such effort.
         """
         return self._encode(self.render_text(messages, tools, options), bool(options.get("add_special_tokens")))
 
@@ -106,7 +108,7 @@ class Renderer:
             add_generation_prompt=options.get("add_generation_prompt", True),
             continue_final_message=options.get("continue_final_message", False),
             documents=options.get("documents"),
-            kwargs=self._with_defaults(template, options.get("chat_template_kwargs") or {}),
+            kwargs=self._arguments(template, options),
         )
 
     def has_variable(self, name: str) -> bool:
@@ -145,9 +147,12 @@ class Renderer:
             message = f"{param} needs a tokenizer, and this server has none (--skip-tokenizer-init); send token ids"
             raise RequestError(message, param)
 
-    def _with_defaults(self, template: ChatTemplate, kwargs: Mapping[str, Any]) -> Json:
+    def _arguments(self, template: ChatTemplate, options: Mapping[str, Any]) -> Json:
         """The arguments of a template: those given go over the defaults, of which it gets what it knows."""
-        return {name: value for name, value in self._kwargs.items() if name in template.arguments} | dict(kwargs)
+        defaults = {name: value for name, value in self._kwargs.items() if name in template.arguments}
+        effort = options.get("reasoning_effort")
+        asked = {} if effort is None else _effort_arguments(template, effort)
+        return {**defaults, **asked, **(options.get("chat_template_kwargs") or {})}
 
     def _check_kwargs(self) -> None:
         known = frozenset[str]().union(*(template.arguments for template in self._templates.values()))
@@ -194,3 +199,15 @@ class Renderer:
             return self._new_template(source)
         except (jinja2.TemplateError, RecursionError) as e:
             raise ConfigError("chat-template", f"the chat template is malformed: {e}", "give a sound one") from e
+
+
+def _effort_arguments(template: ChatTemplate, effort: str) -> Json:
+    """What a template calls an effort of reasoning. Where it knows no efforts, it may know how to do without any."""
+    known = template.arguments
+    arguments: Json = {"reasoning_effort": effort} if "reasoning_effort" in known else {}
+    if effort == "none":
+        arguments |= {name: False for name in _SWITCHES if name in known}
+    if not arguments:
+        message = f"this model's chat template knows no reasoning_effort {effort!r}; leave it out"
+        raise RequestError(message, "reasoning_effort")
+    return arguments

@@ -12,6 +12,7 @@ from .chunks import begun, chunks
 from .conftest import MODEL, Harness, strict_json
 
 SAY = [{"role": "user", "content": "hi"}]
+CALL = 'I add <tool_call>{"name": "add", "arguments": {"a": [1, "ü"]}}</tool_call>'
 TOOLS = [{"name": "add", "description": "Adds", "input_schema": {"type": "object"}}]
 THINKER = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}{{ enable_thinking }}"
 TELLS_ALL = (
@@ -224,6 +225,39 @@ class TestInput:
 
     async def test_calls_need_a_parser(self, client):
         assert "tool_choice" in await refused(client, tools=TOOLS)
+
+
+class TestParsers:
+    """With the parsers of a server, thoughts and calls are blocks."""
+
+    async def test_calls(self, make_api):
+        api = make_api(max_model_len=4096, tool_parser="hermes", auto_tools=True)
+        api.scripts(Script([[i] for i in api.ids(CALL)], "stop"))
+        ask = {"model": MODEL, "max_tokens": 500, "messages": SAY, "tools": TOOLS}
+        async with client_of(api) as client:
+            message = await client.messages.create(**ask)
+            async with client.messages.stream(**ask) as stream:
+                streamed = await stream.get_final_message()
+        for one in (message, streamed):
+            assert [block.type for block in one.content] == ["text", "tool_use"]
+            assert (one.content[1].name, one.content[1].input) == ("add", {"a": [1, "ü"]})
+            assert one.content[1].id
+            assert one.stop_reason == "tool_use"
+        assert message.content[0].text == streamed.content[0].text
+
+    async def test_thoughts(self, make_api):
+        api = make_api(max_model_len=4096, reasoning_parser="deepseek_r1")
+        api.scripts(Script([[i] for i in api.ids("<think>hm, well</think>Yes")], "stop"))
+        ask = {"model": MODEL, "max_tokens": 500, "messages": SAY}
+        async with client_of(api) as client:
+            message = await client.messages.create(**ask)
+            async with client.messages.stream(**ask) as stream:
+                streamed = await stream.get_final_message()
+            hidden = await client.messages.create(**ask, thinking={"type": "adaptive", "display": "omitted"})
+        for one in (message, streamed):
+            assert [block.type for block in one.content] == ["thinking", "text"]
+            assert (one.content[0].thinking, one.content[1].text) == ("hm, well", "Yes")
+        assert [block.type for block in hidden.content] == ["text"]
 
 
 class TestErrors:

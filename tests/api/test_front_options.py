@@ -361,3 +361,100 @@ class TestDefaults:
 
         assert await drawn() == await drawn("--seed", "0")
         assert not set(await drawn("--seed", "1")) & set(await drawn())
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+TOOL_PLUGIN = """
+from rayllm.parsers.parser import ToolParser
+from rayllm.parsers.registry import register_tool_parser
+
+@register_tool_parser("my_parser")
+class MyParser(ToolParser):
+    openers = ("<call>",)
+
+    def calls(self, opener):
+        name = []
+        yield from self.reader.through(("</call>",), name.append)
+        self.start("".join(name))
+        self.arguments("{}")
+        self.end()
+"""
+REASONING_PLUGIN = """
+from rayllm.parsers.parser import ReasoningParser
+from rayllm.parsers.registry import register_reasoning_parser
+
+@register_reasoning_parser("my_thoughts")
+class MyThoughts(ReasoningParser):
+    def read(self):
+        yield from self.reader.through(("#",), self.reasoning)
+        self.reader.mark()
+        yield from self.reader.rest(self.content)
+"""
+
+
+class TestParsers:
+    """What parsers find is tried in `test_parsing.py`."""
+
+    @pytest.mark.option("enable-auto-tool-choice", "tool-call-parser")
+    async def test_tool_calls(self, serve):
+        api = serve("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+        api.script(CALL, finish_reason="stop")
+        answer = ok(await chat(api, tools=TOOLS))["choices"][0]
+        assert answer["message"]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+        assert answer["finish_reason"] == "tool_calls"
+        assert finish(events(await chat(api, tools=TOOLS, stream=True))) == ["tool_calls"]
+        assert "--enable-auto-tool-choice" in refused(await chat(serve(), tools=TOOLS))["message"]
+        with pytest.raises(ConfigError, match=r"--enable-auto-tool-choice: needs .*; give --tool-call-parser"):
+            serve("--enable-auto-tool-choice")
+        with pytest.raises(ConfigError, match=r"--tool-call-parser: 'hermez' is no parser; .*hermes, .*xlam"):
+            serve("--tool-call-parser", "hermez")
+
+    @pytest.mark.option("exclude-tools-when-tool-choice-none")
+    async def test_unused_tools(self, serve, tmp_path):
+        template = tmp_path / "tools.jinja"
+        template.write_text("{{ tools | tojson if tools else 'none' }}")
+        tokens = []
+        for more in ([], ["--exclude-tools-when-tool-choice-none"]):
+            api = serve("--chat-template", str(template), *more)
+            tokens.append(ok(await chat(api, tools=TOOLS, tool_choice="none"))["usage"]["prompt_tokens"])
+        assert tokens[1] < tokens[0]
+
+    @pytest.mark.option("reasoning-parser")
+    async def test_reasoning(self, serve):
+        for arguments in (["--reasoning-parser", "deepseek_r1"],
+                          ["--structured-outputs-config.reasoning_parser", "deepseek_r1"]):  # fmt: skip
+            api = serve(*arguments)
+            api.script("<think>a", "b</thi", "nk>c")
+            message = ok(await chat(api))["choices"][0]["message"]
+            assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("ab", "ab", "c")
+            assert joined(events(await chat(api, stream=True))) == "c"
+        with pytest.raises(ConfigError, match=r"--reasoning-parser: 'r1' is no parser; .*deepseek_r1, .*qwen3"):
+            serve("--reasoning-parser", "r1")
+
+    @pytest.mark.option("tool-parser-plugin")
+    async def test_tool_plugin(self, serve, tmp_path):
+        plugin = tmp_path / "mine.py"
+        plugin.write_text(TOOL_PLUGIN)
+        api = serve("--enable-auto-tool-choice", "--tool-call-parser", "my_parser", "--tool-parser-plugin", str(plugin))
+        api.script("ok <call>add</call>", finish_reason="stop")
+        message = ok(await chat(api, tools=TOOLS))["choices"][0]["message"]
+        assert (message["content"], message["tool_calls"][0]["function"]["name"]) == ("ok", "add")
+        plugin.with_name("bad.py").write_text("1 / 0")
+        for name in ("bad.py", "missing.py", "mine.txt"):
+            with pytest.raises(ConfigError, match="--tool-parser-plugin"):
+                serve("--tool-parser-plugin", str(plugin.with_name(name)))
+
+    @pytest.mark.option("reasoning-parser-plugin")
+    async def test_reasoning_plugin(self, serve, tmp_path):
+        plugin = tmp_path / "thoughts.py"
+        plugin.write_text(REASONING_PLUGIN)
+        api = serve("--reasoning-parser", "my_thoughts", "--reasoning-parser-plugin", str(plugin))
+        api.script("abc", "#def")
+        message = ok(await chat(api))["choices"][0]["message"]
+        assert (message["reasoning"], message["content"]) == ("abc", "def")
+
+    async def test_they_need_text(self, serve):
+        for arguments in (["--tool-call-parser", "hermes"], ["--reasoning-parser", "qwen3"]):
+            with pytest.raises(ConfigError, match="makes none of its answers"):
+                serve("--tokens-only", *arguments)

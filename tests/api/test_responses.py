@@ -1,6 +1,7 @@
 """`/v1/responses`, with OpenAI's own client."""
 
 import asyncio
+import json
 
 import httpx2
 import openai
@@ -226,6 +227,35 @@ class TestInput:
         count = await client.responses.input_tokens.count(model=MODEL, input="hi", instructions="Be kind")
         response = await create(client, instructions="Be kind")
         assert count.input_tokens == response.usage.input_tokens
+
+
+class TestParsers:
+    """With the parsers of a server, thoughts and calls are items."""
+
+    async def test_calls_and_the_turn_after(self, make_api):
+        api = make_api(max_model_len=4096, tool_parser="hermes", auto_tools=True)
+        call = '<tool_call>{"name": "add", "arguments": {"a": [1, "ü"]}}</tool_call>'
+        api.scripts(Script([[i] for i in api.ids(call)], "stop"))
+        async with client_of(api) as client:
+            whole = await create(client, tools=[ADD])
+            events = [event async for event in await create(client, tools=[ADD], stream=True)]
+            for response in (whole, events[-1].response):
+                [item] = response.output
+                assert (item.type, item.name, json.loads(item.arguments)) == ("function_call", "add", {"a": [1, "ü"]})
+            output = {"type": "function_call_output", "call_id": whole.output[0].call_id, "output": "3"}
+            await create(client, input=[output], previous_response_id=whole.id, tools=[ADD])
+        assert "<|tool|>3" in prompt_of(api)
+
+    async def test_thoughts(self, make_api):
+        api = make_api(max_model_len=4096, reasoning_parser="deepseek_r1")
+        api.scripts(Script([[i] for i in api.ids("<think>hm, well</think>Yes")], "stop"))
+        async with client_of(api) as client:
+            whole = await create(client)
+            events = [event async for event in await create(client, stream=True)]
+        for response in (whole, events[-1].response):
+            assert [item.type for item in response.output] == ["reasoning", "message"]
+            assert (response.output[0].content[0].text, response.output_text) == ("hm, well", "Yes")
+            assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
 
 
 class TestStored:

@@ -61,24 +61,26 @@ FRONTEND = (
     Option(
         name="enable-auto-tool-choice",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
         help="Let the model choose tools by itself; needs --tool-call-parser.",
     ),
     Option(
         name="exclude-tools-when-tool-choice-none",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
         help="Leave tools out of the prompt where a request says tool_choice none.",
     ),
-    Option(name="tool-call-parser", kind=Kind.STR, state=State.PLANNED, help="Parser of the model's tool calls."),
+    Option(
+        name="tool-call-parser",
+        kind=Kind.STR,
+        help="Parser of the model's tool calls, by its family, such as hermes or llama3_json; an unknown name lists "
+        "all.",
+    ),
     Option(
         name="tool-parser-plugin",
         kind=Kind.STR,
-        state=State.PLANNED,
         default="",
-        help="Python file that registers more tool parsers.",
+        help="Python file that registers more tool parsers; rayllm/parsers/registry.py shows how.",
     ),
     Option(
         name="tool-server",

@@ -1,0 +1,164 @@
+"""Reasoning and tool calls in answers: which parsers read them, and what becomes of their events on the wire."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rayllm.config.serve import FrontendSettings
+from rayllm.errors import ConfigError
+from rayllm.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
+from rayllm.parsers.output import OutputParser
+from rayllm.parsers.registry import load_plugin, reasoning_parsers, tool_parsers
+from rayllm.render.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from rayllm.api.choice import Piece
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+_TAIL = 32
+"""Tokens at the end of a prompt that may show whether it ends within reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsing:
+    """How the answers to one request are parsed."""
+
+    new: Callable[[], OutputParser]
+    """Makes the parser of one choice."""
+    kept: frozenset[int]
+    """Special tokens whose texts the parsers have to see."""
+    counts_reasoning: bool
+
+
+class Parsers:
+    """The parsers of a service, as its settings name them."""
+
+    def __init__(self, settings: FrontendSettings, tokenizer: Tokenizer) -> None:
+        """Load the plugins.
+
+        Raises:
+            ConfigError: one cannot be loaded, or a parser is missing.
+        """
+        self._tokenizer = tokenizer
+        if settings.tool_parser_plugin is not None:
+            load_plugin("--tool-parser-plugin", settings.tool_parser_plugin)
+        if settings.reasoning_parser_plugin is not None:
+            load_plugin("--reasoning-parser-plugin", settings.reasoning_parser_plugin)
+        self._tools = _find("--tool-call-parser", tool_parsers(), settings.tool_parser)
+        self._reasoning = _find("--reasoning-parser", reasoning_parsers(), settings.reasoning_parser)
+
+    @property
+    def part_reasoning(self) -> bool:
+        """Whether reasoning is parted from answers."""
+        return self._reasoning is not None
+
+    def parsing(
+        self,
+        prompt: Sequence[int],
+        continued: str | None,
+        tools: Sequence[Json],
+        show_reasoning: bool = True,
+        parallel_calls: bool = True,
+    ) -> Parsing | None:
+        """How answers to a prompt are parsed; None: they are not.
+
+        `continued` is the text of the message that they go on with, `tools` are those that may be called.
+        """
+        reasoning, calls = self._reasoning, self._tools if tools else None
+        if reasoning is None and calls is None:
+            return None
+        inside = None
+        if reasoning is not None:
+            tail = self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False, continues=True)
+            inside = reasoning.inside_after(tail, continued)
+
+        def new() -> OutputParser:
+            return OutputParser(
+                None if reasoning is None else reasoning(inside),
+                None if calls is None else calls(tools),
+                show_reasoning,
+                parallel_calls,
+            )
+
+        return Parsing(new, self._kept(reasoning, calls), reasoning is not None)
+
+    def _kept(self, *parsers: Any) -> frozenset[int]:
+        marks = {mark for parser in parsers if parser is not None for mark in parser.markers}
+        ids = {id_ for mark in marks if (id_ := self._tokenizer.token_to_id(mark)) is not None}
+        return frozenset(ids & self._tokenizer.special.ids)
+
+
+class PieceParser:
+    """Parses the pieces of one choice."""
+
+    def __init__(self, parsing: Parsing, echo: str) -> None:
+        """`echo` is the text of the prompt that the choice shows before its own."""
+        self._parser, self._echo = parsing.new(), echo
+        self._counts = parsing.counts_reasoning
+        self._thoughts = 0
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Output tokens so far that were reasoning, None if that is not known."""
+        return self._thoughts if self._counts else None
+
+    def read(self, piece: "Piece") -> None:
+        """Set the events of a piece, and its finish reason if it ends a choice that called tools."""
+        parser = self._parser
+        own = piece.text.removeprefix(self._echo)
+        piece.events = [Content(self._echo)] if self._echo else []
+        self._echo = ""
+        # Token by token, so that those of the reasoning can be counted, however many an output has.
+        for part in piece.parts:
+            piece.events += parser.feed(part)
+            self._thoughts += parser.thinking
+            own = own[len(part) :]
+        if own:
+            piece.events += parser.feed(own)
+        if piece.finish_reason is None:
+            return
+        piece.events += parser.finish()
+        if piece.finish_reason == "stop" and 0 < parser.calls_begun == parser.calls_ended:
+            piece.finish_reason = "tool_calls"
+
+
+def delta_of(events: Iterable[Event]) -> Json:
+    """What events add to a message, in the layout of streams."""
+    delta: Json = {}
+    calls: dict[int, Json] = {}
+    for event in events:
+        match event:
+            case Content(text):
+                delta["content"] = delta.get("content", "") + text
+            case Reasoning(text):
+                # The name that clients know from vLLM and SGLang, and the one that vLLM has now.
+                delta["reasoning"] = delta["reasoning_content"] = delta.get("reasoning", "") + text
+            case CallStart(index, id_, name):
+                function = {"name": name, "arguments": ""}
+                calls[index] = {"index": index, "id": id_, "type": "function", "function": function}
+            case CallArguments(index, text):
+                call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += text
+    if calls:
+        delta["tool_calls"] = list(calls.values())
+    return delta
+
+
+def message_of(events: Iterable[Event]) -> Json:
+    """The fields of a whole message."""
+    delta = delta_of(joined(events))
+    calls = [{key: value for key, value in call.items() if key != "index"} for call in delta.get("tool_calls", ())]
+    reasoning = delta.get("reasoning")
+    nothing = None if calls or reasoning else ""
+    message = {"content": delta.get("content", nothing), "reasoning": reasoning, "reasoning_content": reasoning}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _find(option: str, parsers: Mapping[str, T], name: str | None) -> T | None:
+    if name is None:
+        return None
+    if name not in parsers:
+        raise ConfigError(option, f"{name!r} is no parser", f"choose one of {', '.join(sorted(parsers))}")
+    return parsers[name]
