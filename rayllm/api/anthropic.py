@@ -12,6 +12,7 @@ from rayllm.api.chat import BegunChat, Chat
 from rayllm.api.choice import Choice, Piece
 from rayllm.api.errors import ErrorReply
 from rayllm.api.front import Front
+from rayllm.api.generate import Rendering
 from rayllm.api.parse import parse_fields, parse_request
 from rayllm.api.parts import Change, Part, Parts
 from rayllm.api.wire import ChatRequest
@@ -34,8 +35,8 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 class Messages:
     """Answers Anthropic's requests."""
 
-    def __init__(self, front: Front, chat: Chat) -> None:
-        self._front, self._chat = front, chat
+    def __init__(self, front: Front, chat: Chat, rendering: Rendering) -> None:
+        self._front, self._chat, self._rendering = front, chat, rendering
         self._thinks = front.renderer.has_variable("enable_thinking")
 
     async def create(self, call: Call) -> None:
@@ -45,6 +46,14 @@ class Messages:
     async def count_tokens(self, call: Call) -> None:
         """How many tokens a conversation has."""
         await _with_errors(call, self._count)
+
+    async def render(self, call: Call) -> None:
+        """A conversation as a request of `/inference/v1/generate`."""
+        await _with_errors(call, self._render)
+
+    async def _render(self, call: Call) -> None:
+        request = await self._parse(MessagesRequest, call)
+        await self._rendering.render(call, self._chat_request(request))
 
     async def _create(self, call: Call) -> None:
         request = await self._parse(MessagesRequest, call)

@@ -87,7 +87,7 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
     info, tokens, chat = Info(front), Tokens(front), Chat(front)
     completions = Completions(front)
     rendering = Rendering(front, chat, completions)
-    messages, responses = Messages(front, chat), Responses(front, chat)
+    messages, responses = Messages(front, chat, rendering), Responses(front, chat, rendering)
     control = Control(front)
     profiling = [("POST", "/start_profile", info.start_profile), ("POST", "/stop_profile", info.stop_profile)]
     return [
@@ -96,6 +96,8 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
         ("POST", "/v1/chat/completions/batch", BatchChat(front, chat)),
         ("POST", "/v1/chat/completions/render", rendering.chat),
         ("POST", "/v1/completions/render", rendering.completions),
+        ("POST", "/v1/messages/render", messages.render),
+        ("POST", "/v1/responses/render", responses.render),
         ("POST", "/inference/v1/generate", Generate(front)),
         ("POST", "/v1/responses", responses.create),
         ("POST", "/v1/responses/input_tokens", responses.count),

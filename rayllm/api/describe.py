@@ -21,6 +21,8 @@ _BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/completions": (CompletionRequest, "Go on with a text"),
     "/v1/chat/completions/batch": (BatchChatRequest, "Answer several conversations"),
     "/v1/chat/completions/render": (ChatRequest, "The tokens of a conversation, for /inference/v1/generate"),
+    "/v1/messages/render": (MessagesRequest, "The tokens of a conversation, for /inference/v1/generate"),
+    "/v1/responses/render": (ResponsesRequest, "The tokens of an input, for /inference/v1/generate"),
     "/v1/completions/render": (CompletionRequest, "The tokens of texts, for /inference/v1/generate"),
     "/inference/v1/generate": (GenerateRequest, "Tokens that follow tokens"),
     "/inference/v1/abort_requests": (AbortRequest, "End requests with what they have so far"),

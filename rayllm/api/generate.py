@@ -148,6 +148,10 @@ class Rendering:
     async def chat(self, call: Call) -> None:
         """A conversation as one request."""
         request = parse_request(ChatRequest, await call.body(self._front.settings.max_body_bytes))
+        await self.render(call, request)
+
+    async def render(self, call: Call, request: ChatRequest) -> None:
+        """Answer with a chat as one request, whichever API it came by."""
         ready = await call.while_connected(self._chat.prepare(request))
         await call.json(_generate_fields(call, request, ready.model, ready.params, ready.prompt))
 

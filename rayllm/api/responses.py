@@ -10,6 +10,7 @@ from rayllm.api.call import Call
 from rayllm.api.chat import BegunChat, Chat
 from rayllm.api.errors import ErrorReply
 from rayllm.api.front import Front
+from rayllm.api.generate import Rendering
 from rayllm.api.parse import parse_request
 from rayllm.api.responses_request import (
     NAMES,
@@ -31,14 +32,23 @@ Json = dict[str, Any]
 class Responses:
     """Answers requests of the responses API. What it stores is kept in this process alone."""
 
-    def __init__(self, front: Front, chat: Chat) -> None:
-        self._front, self._chat = front, chat
+    def __init__(self, front: Front, chat: Chat, rendering: Rendering) -> None:
+        self._front, self._chat, self._rendering = front, chat, rendering
         self._store = ResponseStore()
 
     async def create(self, call: Call) -> None:
         """Answer an input."""
         request, passed = parse(await call.body(self._front.settings.max_body_bytes))
         await call.while_connected(self._create(call, request, passed))
+
+    async def render(self, call: Call) -> None:
+        """An input as a request of `/inference/v1/generate`."""
+        request, passed = parse(await call.body(self._front.settings.max_body_bytes))
+        chat = self._chat_request(request, *self._items(request), passed)
+        try:
+            await self._rendering.render(call, chat)
+        except RequestError as error:
+            raise error.renamed(NAMES) from None
 
     async def count(self, call: Call) -> None:
         """How many tokens an input has."""

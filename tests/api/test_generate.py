@@ -7,6 +7,7 @@ from rayllm.api.fake import Script
 from .conftest import events, ok, refused
 
 GENERATE = "/inference/v1/generate"
+SAY = [{"role": "user", "content": "hi"}]
 
 
 async def generate(api, **body):
@@ -105,6 +106,18 @@ class TestRendering:
         adds = api.service.adds
         assert [add.sampling for add in adds[:2]] == [add.sampling for add in adds[2:]]
         assert [add.prompt_token_ids for add in adds[:2]] == [add.prompt_token_ids for add in adds[2:]]
+
+    async def test_other_apis_render_the_same(self, api):
+        expected = ok(await api.post("/v1/chat/completions/render", messages=SAY, max_tokens=5, temperature=0.5))
+        message = ok(await api.post("/v1/messages/render", messages=SAY, max_tokens=5, temperature=0.5))
+        response = ok(await api.post("/v1/responses/render", input="hi", max_output_tokens=5, temperature=0.5))
+        for rendered in (message, response):
+            assert {**rendered, "request_id": ""} == {**expected, "request_id": ""}
+        assert api.service.adds == []
+        body = (await api.post("/v1/messages/render", messages=SAY, max_tokens=0)).json()
+        assert body["type"] == "error"
+        error = refused(await api.post("/v1/responses/render", input="hi", max_output_tokens=0))
+        assert error["param"] == "max_output_tokens"
 
     async def test_no_seed_is_fixed(self, api):
         rendered = ok(await api.post("/v1/completions/render", prompt="a"))
