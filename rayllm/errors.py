@@ -14,6 +14,8 @@
 Errors of libraries are translated where they enter, and nowhere else.
 """
 
+from collections.abc import Mapping
+
 
 class RayLLMError(Exception):
     """Base of all errors that rayllm raises on purpose."""
@@ -47,6 +49,12 @@ class RequestError(RayLLMError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.message, self.param = message, param
+
+    def renamed(self, names: Mapping[str, str]) -> "RequestError":
+        """This error, where the field at fault is called differently by the API that the client uses."""
+        if name := names.get(self.param or ""):
+            self.message, self.param = f"{name}: {self.message}", name
+        return self
 
 
 class ContextTooLong(RequestError):

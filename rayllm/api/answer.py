@@ -1,18 +1,35 @@
 """The way from the choices of a request to its answer, streamed or whole."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Piece
+from rayllm.api.errors import ErrorReply
 
 Json = dict[str, Any]
 encode = msgspec.json.encode
 
 DONE = b"data: [DONE]\n\n"
+
+
+class Sink(Protocol):
+    """Takes the events of a stream; `Call` is one."""
+
+    def reply_to(self, error: Exception) -> ErrorReply:
+        """What is told of an exception."""
+        ...
+
+    async def start_events(self) -> None:
+        """Begin."""
+        ...
+
+    async def send_events(self, data: bytes, last: bool = False) -> None:
+        """Take whole events."""
+        ...
 
 
 class Writer(Protocol):
@@ -27,7 +44,7 @@ class Writer(Protocol):
         ...
 
     def closing(self) -> bytes:
-        """Events after the last piece."""
+        """Events after the last piece, the mark of the end included."""
         ...
 
     def whole(self, pieces: Sequence[Piece]) -> Json:
@@ -35,11 +52,25 @@ class Writer(Protocol):
         ...
 
 
-async def answer(call: Call, choices: Sequence[Choice], writer: Writer, stream: bool) -> None:
-    """Answer a request, and stop its choices in the engines whatever happens."""
+def error_event(error: ErrorReply) -> bytes:
+    """The event by which a stream tells that it failed."""
+    return b"data: " + encode(error.body()) + b"\n\n" + DONE
+
+
+async def answer(
+    call: Call,
+    choices: Sequence[Choice],
+    writer: Writer,
+    stream: bool,
+    failed: Callable[[ErrorReply], bytes] = error_event,
+) -> None:
+    """Answer a request, and stop its choices in the engines whatever happens.
+
+    `failed` writes the last events of a stream that an error ends.
+    """
     try:
         if stream:
-            await _stream(call, choices, writer)
+            await stream_answer(call, choices, writer, failed)
         else:
             await call.json(writer.whole(await _collect_all(choices)))
     finally:
@@ -69,22 +100,27 @@ async def _collect(choice: Choice) -> Piece:
     return whole
 
 
-async def _stream(call: Call, choices: Sequence[Choice], writer: Writer) -> None:
-    """Send events as pieces come. While the client reads slowly, nothing is taken from the streams, which merge."""
-    await call.start_events()
+async def stream_answer(
+    sink: Sink, choices: Sequence[Choice], writer: Writer, failed: Callable[[ErrorReply], bytes]
+) -> None:
+    """Send events as pieces come. While the client reads slowly, nothing is taken from the streams, which merge.
+
+    The choices are the caller's to close.
+    """
+    await sink.start_events()
     opening = writer.opening()
     if opening:
-        await call.send_events(opening)
+        await sink.send_events(opening)
     try:
         pieces = _pieces_of_one(choices[0]) if len(choices) == 1 else _pieces_of_all(choices)
         async for choice, piece in pieces:
             if event := writer.event(choice, piece):
-                await call.send_events(event)
+                await sink.send_events(event)
         tail = writer.closing()
     except Exception as e:
         # The status is out, so the error goes into the stream, and no choice gets a finish reason.
-        tail = b"data: " + encode(call.reply_to(e).body()) + b"\n\n"
-    await call.send_events(tail + DONE, last=True)
+        tail = failed(sink.reply_to(e))
+    await sink.send_events(tail, last=True)
 
 
 async def _pieces_of_one(choice: Choice) -> AsyncIterator[tuple[Choice, Piece]]:

@@ -11,15 +11,20 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from rayllm import __version__
+from rayllm.api.anthropic import Messages
+from rayllm.api.batch_chat import BatchChat
 from rayllm.api.call import Call, Endpoint
 from rayllm.api.chat import Chat
 from rayllm.api.completions import Completions
+from rayllm.api.control import Control
 from rayllm.api.describe import TOKENIZER_INFO, openapi_document
 from rayllm.api.docs import offline_docs
 from rayllm.api.errors import reply_to_status
 from rayllm.api.front import Front
+from rayllm.api.generate import Generate, Rendering
 from rayllm.api.info import Info
 from rayllm.api.middleware import RequestId, RequireKey, RootPath, import_middleware
+from rayllm.api.responses import Responses
 from rayllm.api.service import Service
 from rayllm.api.tokens import Tokens
 from rayllm.config.serve import FrontendSettings
@@ -32,7 +37,7 @@ Handler = Callable[[Call], Awaitable[None]]
 class _App(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """The description of our routes, which FastAPI cannot derive: they read requests themselves."""
-        return openapi_document(any(getattr(route, "path", None) == TOKENIZER_INFO for route in self.routes))
+        return openapi_document(any(getattr(route, "path", None) in TOKENIZER_INFO for route in self.routes))
 
 
 def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) -> FastAPI:
@@ -79,13 +84,31 @@ def _app(docs: str) -> FastAPI:
 
 
 def _routes(front: Front) -> list[tuple[str, str, Handler]]:
-    info, tokens = Info(front), Tokens(front)
+    info, tokens, chat = Info(front), Tokens(front), Chat(front)
+    completions = Completions(front)
+    rendering = Rendering(front, chat, completions)
+    messages, responses = Messages(front, chat, rendering), Responses(front, chat, rendering)
+    control = Control(front)
     profiling = [("POST", "/start_profile", info.start_profile), ("POST", "/stop_profile", info.stop_profile)]
     return [
-        ("POST", "/v1/chat/completions", Chat(front)),
-        ("POST", "/v1/completions", Completions(front)),
+        ("POST", "/v1/chat/completions", chat),
+        ("POST", "/v1/completions", completions),
+        ("POST", "/v1/chat/completions/batch", BatchChat(front, chat)),
+        ("POST", "/v1/chat/completions/render", rendering.chat),
+        ("POST", "/v1/completions/render", rendering.completions),
+        ("POST", "/v1/messages/render", messages.render),
+        ("POST", "/v1/responses/render", responses.render),
+        ("POST", "/inference/v1/generate", Generate(front)),
+        ("POST", "/v1/responses", responses.create),
+        ("POST", "/v1/responses/input_tokens", responses.count),
+        ("GET", "/v1/responses/{id}", responses.retrieve),
+        ("DELETE", "/v1/responses/{id}", responses.delete),
+        ("POST", "/v1/responses/{id}/cancel", responses.cancel),
+        ("GET", "/v1/responses/{id}/input_items", responses.input_items),
+        ("POST", "/v1/messages", messages.create),
+        ("POST", "/v1/messages/count_tokens", messages.count_tokens),
         ("GET", "/v1/models", info.models),
-        ("GET", "/v1/models/{model:path}", info.model),
+        ("GET", "/v1/models/{id:path}", info.model),
         ("POST", "/tokenize", tokens.tokenize),
         ("POST", "/detokenize", tokens.detokenize),
         ("GET", "/health", info.health),
@@ -94,8 +117,10 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
         ("GET", "/version", info.version),
         ("GET", "/load", info.load),
         ("GET", "/metrics", info.metrics),
+        ("POST", "/inference/v1/abort_requests", control.abort_requests),
+        *(control.routes() if front.settings.dev_mode else ()),
         *(profiling if front.settings.profiling else ()),
-        *([("GET", TOKENIZER_INFO, info.tokenizer)] if front.settings.tokenizer_info else []),
+        *([("GET", path, info.tokenizer) for path in TOKENIZER_INFO] if front.settings.tokenizer_info else []),
     ]
 
 

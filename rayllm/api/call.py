@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any, TypeVar
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -55,6 +56,11 @@ class Call:
         """A header's value."""
         wanted = name.encode()
         return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == wanted), None)
+
+    def query(self) -> dict[str, str]:
+        """The last value of each parameter of the URL."""
+        pairs = parse_qs(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        return {name: values[-1] for name, values in pairs.items()}
 
     async def body(self, limit: int) -> bytes:
         """The whole body of at most `limit` bytes.

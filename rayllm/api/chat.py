@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from rayllm.api.answer import answer, encode
+from rayllm.api.answer import DONE, answer, encode
 from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Echo, Piece
 from rayllm.api.conversation import last_role, last_text, render
@@ -35,6 +36,29 @@ class Chat:
         await call.while_connected(self._answer(call, request))
 
     async def _answer(self, call: Call, request: ChatRequest) -> None:
+        begun = await self.begin(call, request)
+        await answer(call, begun.choices, begun.writer, bool(request.stream))
+
+    async def begin(self, call: Call, request: ChatRequest, prefix: str = "chatcmpl-") -> "BegunChat":
+        """Check a request and have its choices admitted. The answer's id begins with `prefix`.
+
+        Raises:
+            RequestError, Overloaded: it was refused.
+        """
+        front = self._front
+        ready = await self.prepare(request)
+        external_id = f"{prefix}{front.name_call(call, request)}"
+        choices = await front.submit(request, [ready.prompt], ready.params, external_id)
+        usage = Usage([ready.prompt], choices, front.settings.prompt_tokens_details)
+        writer = ChatWriter(front, request, external_id, ready.model, ready.role, ready.prompt.token_ids, usage)
+        return BegunChat(choices, writer, usage, external_id, ready.model)
+
+    async def prepare(self, request: ChatRequest) -> "ReadyChat":
+        """Check a request and render it.
+
+        Raises:
+            RequestError: it was refused.
+        """
         front = self._front
         model = front.check_model(request)
         check_stream(request)
@@ -49,16 +73,13 @@ class Chat:
         forced = _forced(request, params)
         if forced is not None:
             params = msgspec.structs.replace(params, structured_outputs=forced.form)
-        with_tools = front.settings.unused_tools or request.tool_choice != "none"
-        ids = await render(front, request, bool(request.add_special_tokens), with_tools)
+        ids = await self.render(request)
         ids = front.sampling.truncated(ids, request)
         room = output_room(len(ids), wanted, front.limits)
         role = front.settings.response_role if request.add_generation_prompt is not False else last_role(request)
         if request.continue_final_message:
             role = last_role(request)
         echo = Echo(last_text(request)) if request.echo and last_role(request) == role else None
-        prompts = [Prompt(ids, room, echo)]
-        external_id = f"chatcmpl-{front.name_call(call, request)}"
         continued = last_text(request) if request.continue_final_message else None
         parsing = front.parsers.parsing(
             ids,
@@ -71,10 +92,16 @@ class Chat:
         if params.structured_outputs is not None and (after := front.parsers.end_of_reasoning(ids, continued)):
             form = msgspec.structs.replace(params.structured_outputs, after_ids=after)
             params = msgspec.structs.replace(params, structured_outputs=form)
-        choices = await front.submit(request, prompts, params, external_id, parsing)
-        usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
-        writer = ChatWriter(front, request, external_id, model, role, ids, usage)
-        await answer(call, choices, writer, bool(request.stream))
+        return ReadyChat(model, params, Prompt(ids, room, echo, parsing), role)
+
+    async def render(self, request: ChatRequest) -> list[int]:
+        """The tokens of its conversation.
+
+        Raises:
+            RequestError: the conversation cannot be rendered.
+        """
+        with_tools = self._front.settings.unused_tools or request.tool_choice != "none"
+        return await render(self._front, request, bool(request.add_special_tokens), with_tools)
 
     def _alternatives(self, request: ChatRequest) -> int | None:
         """How many alternatives to report beside each token; None: no logprobs."""
@@ -84,6 +111,28 @@ class Chat:
         if request.top_logprobs:
             raise RequestError("top_logprobs needs logprobs to be true", "top_logprobs")
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyChat:
+    """A chat that can be submitted."""
+
+    model: str
+    params: SamplingParams
+    prompt: Prompt
+    role: str
+    """Who answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class BegunChat:
+    """A chat that engines have admitted. Whoever has it closes its choices."""
+
+    choices: list[Choice]
+    writer: "ChatWriter"
+    usage: Usage
+    id: str
+    model: str
 
 
 class ChatWriter:
@@ -143,10 +192,10 @@ class ChatWriter:
         return self._head + encode({"index": index, "delta": delta, **rest}) + self._end()
 
     def closing(self) -> bytes:
-        """The usage, if asked for."""
+        """The usage, if asked for, and the mark of the end."""
         if not self._final_usage:
-            return b""
-        return self._head + b'],"usage":' + encode(self._usage.now()) + b"}\n\n"
+            return DONE
+        return self._head + b'],"usage":' + encode(self._usage.now()) + b"}\n\n" + DONE
 
     def whole(self, pieces: Sequence[Piece]) -> Json:
         """The body of a whole answer."""
@@ -163,6 +212,8 @@ class ChatWriter:
             "usage": self._usage.now(),
             "system_fingerprint": None,
         }
+        if self._request.service_tier is not None:
+            out["service_tier"] = "default"
         if self._request.prompt_logprobs is not None:
             out["prompt_logprobs"] = self._logprobs.prompt(pieces[0].prompt_logprobs or [])
         if self._token_ids:

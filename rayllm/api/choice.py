@@ -95,8 +95,8 @@ class ChoiceText:
         Raises:
             GenerationFailed: the engine gave up.
         """
-        if output.finish_reason in ("error", "abort"):
-            self.finish_reason = output.finish_reason
+        if output.finish_reason == "error":
+            self.finish_reason = "error"
             raise GenerationFailed(output.error or "the server ended this request before it was complete")
         if output.cached_tokens is not None:
             self.cached_tokens = output.cached_tokens

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rayllm.api.answer import answer, encode
+from rayllm.api.answer import DONE, answer, encode
 from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Echo, Piece
 from rayllm.api.front import Front, Prompt, Usage, check_stream
@@ -14,6 +14,7 @@ from rayllm.api.logprobs import LogprobsWriter, offsets_of
 from rayllm.api.parse import parse_request
 from rayllm.api.wire import CompletionRequest
 from rayllm.errors import RequestError
+from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import check_ids, output_room
 
 Json = dict[str, Any]
@@ -35,18 +36,27 @@ class Completions:
 
     async def _answer(self, call: Call, request: CompletionRequest) -> None:
         front = self._front
+        model, params, prompts = await self.prepare(request)
+        external_id = f"cmpl-{front.name_call(call, request)}"
+        choices = await front.submit(request, prompts, params, external_id)
+        usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
+        writer = CompletionWriter(front, request, external_id, model, prompts, usage)
+        await answer(call, choices, writer, bool(request.stream))
+
+    async def prepare(self, request: CompletionRequest) -> tuple[str, SamplingParams, list[Prompt]]:
+        """Check a request and tokenize it: the model's name, the parameters and the prompts.
+
+        Raises:
+            RequestError: it was refused.
+        """
+        front = self._front
         model = front.check_model(request)
         _check_fields(request)
         logprobs = request.logprobs
         params = front.sampling.params(request, logprobs, request.max_tokens)
         if request.echo and logprobs is not None and params.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=logprobs)
-        prompts = [await self._prompt(request, prompt) for prompt in prompts_of(request.prompt)]
-        external_id = f"cmpl-{front.name_call(call, request)}"
-        choices = await front.submit(request, prompts, params, external_id)
-        usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
-        writer = CompletionWriter(front, request, external_id, model, prompts, usage)
-        await answer(call, choices, writer, bool(request.stream))
+        return model, params, [await self._prompt(request, prompt) for prompt in prompts_of(request.prompt)]
 
     async def _prompt(self, request: CompletionRequest, prompt: str | list[int]) -> Prompt:
         front = self._front
@@ -109,10 +119,10 @@ class CompletionWriter:
         return self._head + body + self._end()
 
     def closing(self) -> bytes:
-        """The usage, if asked for."""
+        """The usage, if asked for, and the mark of the end."""
         if not self._final_usage:
-            return b""
-        return self._head + b'],"usage":' + encode(self._usage.now()) + b"}\n\n"
+            return DONE
+        return self._head + b'],"usage":' + encode(self._usage.now()) + b"}\n\n" + DONE
 
     def whole(self, pieces: Sequence[Piece]) -> Json:
         """The body of a whole answer."""
@@ -120,7 +130,8 @@ class CompletionWriter:
         for choice, piece in zip(choices, pieces, strict=True):
             asked = self._request.prompt_logprobs is not None
             choice["prompt_logprobs"] = self._logprobs.prompt(piece.prompt_logprobs or []) if asked else None
-        return {**self._base, "choices": choices, "usage": self._usage.now(), "system_fingerprint": None}
+        out = {**self._base, "choices": choices, "usage": self._usage.now(), "system_fingerprint": None}
+        return out if self._request.service_tier is None else {**out, "service_tier": "default"}
 
     def _end(self) -> bytes:
         if self._every_usage:

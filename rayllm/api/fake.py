@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayllm.errors import RayLLMError
-from rayllm.messages.engine import Add
+from rayllm.messages.engine import Add, Command
 from rayllm.messages.ingress import FinishReason, RequestOutput, TokenLogprobs
 from rayllm.render.renderer import Renderer
 
@@ -95,8 +95,10 @@ class FakeService:
     """Seconds that `submit` takes."""
     unhealthy: str | None = None
     streams: list[FakeStream] = field(default_factory=list)
-    profiles: list[bool] = field(default_factory=list)
-    """Profiles begun (true) and ended, in order."""
+    commands: list[Command] = field(default_factory=list)
+    """All that was asked for, in order."""
+    answer: Any = None
+    """To each command."""
     cancelled: int = 0
     """Calls of `submit` that were cancelled."""
 
@@ -144,9 +146,10 @@ class FakeService:
         """One metric."""
         return b"fake_requests_total %d\n" % len(self.streams)
 
-    async def profile(self, begin: bool) -> None:
-        """Noted."""
-        self.profiles.append(begin)
+    async def command(self, command: Command) -> list[Any]:
+        """Noted, and answered as set."""
+        self.commands.append(command)
+        return [self.answer]
 
     def _script(self) -> Script:
         return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]

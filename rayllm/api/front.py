@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
+from rayllm.api.beams import beam_search, check_beams
 from rayllm.api.call import Call, new_id
 from rayllm.api.choice import Choice, Echo
 from rayllm.api.parsing import Parsers, Parsing
 from rayllm.api.request_log import RequestLog
 from rayllm.api.sampling import Sampling, cache_salt
-from rayllm.api.service import Service
+from rayllm.api.service import Service, Stream
 from rayllm.api.wire import SamplingFields, Wire
 from rayllm.config.serve import FrontendSettings
 from rayllm.errors import ConfigError, ModelNotFound, RequestError
@@ -33,6 +34,8 @@ class Prompt:
     token_ids: list[int]
     max_tokens: int
     echo: Echo | None = None
+    parsing: Parsing | None = None
+    """How the texts that follow it are parsed."""
 
 
 class Front:
@@ -90,11 +93,8 @@ class Front:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         external_id: str,
-        parsing: Parsing | None = None,
     ) -> list[Choice]:
         """Send a request's choices to the engines: `params.n` for each prompt, numbered prompt by prompt.
-
-        `parsing` says how their texts are parsed.
 
         Raises:
             RequestError, Overloaded: it was not admitted.
@@ -125,13 +125,27 @@ class Front:
         ]
         if self._log is not None:
             self._log.request(external_id, adds, params.n)
-        streams = await self.service.submit(adds)
+        check_beams(request, params)
+        streams = await (self._search(request, adds, params) if request.use_beam_search else self.service.submit(adds))
         choices = []
         for i, (stream, add) in enumerate(zip(streams, adds, strict=True)):
             output_log = self._log.output(external_id, i, bool(request.stream)) if self._log is not None else None
-            echo = prompts[i // params.n].echo
-            choices.append(Choice(i, stream, add.sampling, self.renderer.speller, echo, output_log, parsing))
+            prompt = prompts[i // params.n]
+            speller = self.renderer.speller
+            choices.append(Choice(i, stream, add.sampling, speller, prompt.echo, output_log, prompt.parsing))
         return choices
+
+    async def _search(self, request: SamplingFields, adds: Sequence[Add], params: SamplingParams) -> list[Stream]:
+        """Search with beams, prompt by prompt."""
+        eos = () if params.ignore_eos else self.settings.eos_token_ids
+        penalty = 1.0 if request.length_penalty is None else request.length_penalty
+        streams: list[Stream] = []
+        for start in range(0, len(adds), params.n):
+            beams = adds[start : start + params.n]
+            streams += await beam_search(
+                self.service, beams, {*eos, *params.stop_token_ids}, penalty, self.limits.vocab_size
+            )
+        return streams
 
 
 class Usage:

@@ -6,6 +6,7 @@ from rayllm import __version__
 from rayllm.api.call import Call
 from rayllm.api.errors import ErrorReply
 from rayllm.api.front import Front, model_not_found
+from rayllm.messages.engine import Profile
 
 _PROMETHEUS = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
@@ -23,7 +24,7 @@ class Info:
 
     async def model(self, call: Call) -> None:
         """One of them."""
-        name, names = call.scope["path_params"]["model"], self._front.settings.served_model_names
+        name, names = call.scope["path_params"]["id"], self._front.settings.served_model_names
         if name not in names:
             raise model_not_found(name, names)
         await call.json(self._card(name))
@@ -54,12 +55,12 @@ class Info:
 
     async def start_profile(self, call: Call) -> None:
         """Begin a profile of the engines."""
-        await self._front.service.profile(True)
+        await self._front.service.command(Profile(True))
         await call.json({})
 
     async def stop_profile(self, call: Call) -> None:
         """End it; its traces are written when this is answered."""
-        await self._front.service.profile(False)
+        await self._front.service.command(Profile(False))
         await call.json({})
 
     def _card(self, name: str) -> dict[str, Any]:

@@ -71,6 +71,18 @@ class LogprobsWriter:
         return out
 
 
+def bare(tokens: Sequence[TokenLogprobs | None]) -> Json:
+    """The layout for clients that know tokens by their ids: an entry a token, with its alternatives."""
+    content = []
+    for token in tokens:
+        assert token is not None, "no prompt is echoed"
+        pairs = zip(token.top_ids, token.top_logprobs, strict=True)
+        top = [{"token_id": id_, "logprob": _finite(logprob), "rank": i} for i, (id_, logprob) in enumerate(pairs, 1)]
+        own = {"token_id": token.token_id, "logprob": _finite(token.logprob), "rank": token.rank}
+        content.append({**own, "top_logprobs": top})
+    return {"content": content}
+
+
 def offsets_of(ids: Sequence[int], tokenizer: Tokenizer, skip_special_tokens: bool) -> list[int]:
     """For each token of a prompt, the characters of the prompt's text before it."""
     detokenizer = Detokenizer(tokenizer, skip_special_tokens, continues=False)

@@ -29,6 +29,18 @@ class RootPath:
         await self._app(scope, receive, send)
 
 
+_GUARDED = (
+    "/v1",
+    "/inference",
+    "/collective_rpc",
+    "/is_paused",
+    "/pause",
+    "/reset_prefix_cache",
+    "/resume",
+    "/server_info",
+)
+
+
 class RequestId:
     """Gives every response an `X-Request-Id`: the request's own, or a new one, of which ids in the answer are made."""
 
@@ -55,7 +67,7 @@ class RequestId:
 
 
 class RequireKey:
-    """Lets only requests with one of the API keys to paths under `/v1`; the other paths are open."""
+    """Lets only requests with one of the API keys to the paths that ask the model; the other paths are open."""
 
     def __init__(self, app: App, keys: Sequence[str]) -> None:
         self._app = app
@@ -65,8 +77,8 @@ class RequireKey:
         """Pass a request on, or answer it with 401."""
         if scope["type"] == "http" and self._guarded(scope):
             call = Call(scope, receive, send)
-            if not self._allowed(call.header("authorization") or ""):
-                message = "an API key is needed; send the header Authorization: Bearer KEY"
+            if not (self._allowed(call.header("authorization") or "") or self._known(call.header("x-api-key") or "")):
+                message = "an API key is needed; send the header Authorization: Bearer KEY, or X-Api-Key: KEY"
                 headers = {"WWW-Authenticate": "Bearer"}
                 await call.error(ErrorReply(401, message, code="invalid_api_key", headers=headers))
                 return
@@ -74,14 +86,17 @@ class RequireKey:
 
     def _guarded(self, scope: Scope) -> bool:
         # Browsers ask by OPTIONS, without credentials, whether they may send them.
-        return scope["method"] != "OPTIONS" and _routed_path(scope).startswith("/v1")
+        return scope["method"] != "OPTIONS" and _routed_path(scope).startswith(_GUARDED)
 
     def _allowed(self, header: str) -> bool:
         scheme, _, key = header.partition(" ")
+        return self._known(key) and scheme.lower() == "bearer"
+
+    def _known(self, key: str) -> bool:
         given = key.strip().encode()
         # Every key is compared, so that the time taken does not tell which one came near.
         matches = [hmac.compare_digest(given, own) for own in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return any(matches)
 
 
 def _routed_path(scope: Scope) -> str:

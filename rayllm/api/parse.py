@@ -1,12 +1,13 @@
 """A request's body to one of the types in `wire`."""
 
 import difflib
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 import pydantic
 
-from rayllm.api.wire import IGNORABLE, REFUSED, Wire
+from rayllm.api.wire import IGNORABLE, REFUSED, Refusal, Wire
 from rayllm.errors import RequestError
 
 R = TypeVar("R", bound=Wire)
@@ -29,18 +30,26 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def parse_request(kind: type[R], body: bytes) -> R:
+def parse_request(kind: type[R], body: bytes, refused: Mapping[str, Refusal] = REFUSED) -> R:
     """The request in a body.
+
+    Raises:
+        RequestError: see `parse_fields`, or the body is no JSON object.
+    """
+    return parse_fields(kind, parse_json(body), refused)
+
+
+def parse_fields(kind: type[R], fields: dict[str, Any], refused: Mapping[str, Refusal] = REFUSED) -> R:
+    """The request that has these fields, which are taken over. `refused` are those known but not honoured.
 
     Raises:
         RequestError: a field is unknown, has the wrong type, or asks for what this server cannot do.
     """
-    fields = parse_json(body)
     known = kind.model_fields
     for name in [name for name in fields if name not in known]:
         value = fields.pop(name)
         if value is not None and name not in IGNORABLE:
-            _refuse_unknown(name, value, known)
+            _refuse_unknown(name, value, known, refused)
     try:
         return kind.model_validate(fields)
     except pydantic.ValidationError as e:
@@ -49,8 +58,8 @@ def parse_request(kind: type[R], body: bytes) -> R:
         raise RequestError(f"{place}: {first['msg']}", str(first["loc"][0]) if first["loc"] else None) from None
 
 
-def _refuse_unknown(name: str, value: Any, known: dict[str, Any]) -> None:
-    refusal = REFUSED.get(name)
+def _refuse_unknown(name: str, value: Any, known: Mapping[str, Any], refused: Mapping[str, Refusal]) -> None:
+    refusal = refused.get(name)
     if refusal is None:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "remove it"

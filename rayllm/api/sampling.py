@@ -91,14 +91,21 @@ class Sampling:
         return priority
 
     def truncated(self, ids: list[int], request: SamplingFields) -> list[int]:
-        """The last `truncate_prompt_tokens` tokens of a prompt (-1: as many as the context holds), else all."""
+        """The last or first `truncate_prompt_tokens` tokens of a prompt (-1: as many as the context holds), else all.
+
+        Raises:
+            RequestError: names the field.
+        """
         keep = request.truncate_prompt_tokens
         if keep is None:
+            if request.truncation_side is not None:
+                raise RequestError("truncation_side needs truncate_prompt_tokens", "truncation_side")
             return ids
         most = self.limits.max_model_len
         if keep != -1 and not 1 <= keep <= most:
             raise RequestError(f"truncate_prompt_tokens must be -1 or from 1 to {most}", "truncate_prompt_tokens")
-        return ids[-(most if keep == -1 else keep) :]
+        kept = most if keep == -1 else keep
+        return ids[:kept] if request.truncation_side == "right" else ids[-kept:]
 
     def check_text_length(self, length: int, param: str) -> None:
         """Refuse a text that cannot fit the context, before time is spent on its tokens.

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-from rayllm.messages.engine import Add
+from rayllm.messages.engine import Add, Command
 from rayllm.messages.ingress import RequestOutput
 
 
@@ -69,10 +69,11 @@ class Service(Protocol):
         """Prometheus text for the whole service."""
         ...
 
-    async def profile(self, begin: bool) -> None:
-        """Begin a profile of every engine, or end it and have its trace written.
+    async def command(self, command: Command) -> list[Any]:
+        """Have every engine that serves now carry out a command; what each answers.
 
         Raises:
-            RayLLMError: an engine could not.
+            RequestError: the command cannot be carried out.
+            RayLLMError: an engine failed at it.
         """
         ...

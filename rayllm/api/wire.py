@@ -44,6 +44,8 @@ class SamplingFields(Wire):
     n: int | None = None
     presence_penalty: float | None = None
     seed: int | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    """There is one tier, which the answer then names."""
     stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -69,6 +71,8 @@ class SamplingFields(Wire):
     guided_regex: str | None = None
     guided_whitespace_pattern: str | None = None
     ignore_eos: bool | None = None
+    length_penalty: float | None = None
+    """The power of its length by which a beam's sum of log-probabilities is divided; left out, 1."""
     include_stop_str_in_output: bool | None = None
     min_p: float | None = None
     min_tokens: int | None = None
@@ -85,6 +89,10 @@ class SamplingFields(Wire):
     structured_outputs: Json | None = None
     top_k: int | None = None
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    """Which end of a prompt that is too long goes; left out, the left one."""
+    use_beam_search: bool | None = None
+    """Gives the `n` likeliest continuations of as many beams."""
     vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
 
 
@@ -146,14 +154,11 @@ class Refusal:
     neutral: tuple[Any, ...] = ()
 
 
-_BEAM = "beam search is not available; sample with n and compare the choices"
 _MEDIA = "this server takes and gives text only"
 _TOOLS = "this form of tool calls is not available; use tools and tool_choice"
 
 REFUSED: Mapping[str, Refusal] = {
-    "use_beam_search": Refusal(_BEAM, (False,)),
-    "length_penalty": Refusal(_BEAM, (1, 1.0)),
-    "early_stopping": Refusal(_BEAM, (False,)),
+    "early_stopping": Refusal("beam search stops when no beam can get better; leave the field out", (False,)),
     "prompt_embeds": Refusal("prompts as embeddings are not available; send text or token ids"),
     "modalities": Refusal(_MEDIA, (["text"],)),
     "audio": Refusal(_MEDIA),
@@ -161,13 +166,27 @@ REFUSED: Mapping[str, Refusal] = {
     "media_io_kwargs": Refusal(_MEDIA),
     "reasoning": Refusal("use reasoning_effort and include_reasoning"),
     "thinking_token_budget": Refusal("the length of reasoning cannot be limited yet; limit max_tokens"),
-    "verbosity": Refusal("this model has no such setting; say in the prompt how long the answer should be"),
+    "verbosity": Refusal(
+        "this model has no such setting; say in the prompt how long the answer should be", ("medium",)
+    ),
     "functions": Refusal(_TOOLS, ([],)),
     "function_call": Refusal(_TOOLS, ("none",)),
     "web_search_options": Refusal("this server does not search the web"),
     "prediction": Refusal("predicted outputs are not available; leave the field out"),
     "store": Refusal("this server keeps no responses; leave the field out", (False,)),
-    "service_tier": Refusal("this server has one tier; leave the field out", ("auto", "default")),
+    "watermarking": Refusal("outputs are not watermarked; leave the field out", (False,)),
+    "logprob_token_ids": Refusal("log-probabilities are told of the likeliest tokens; ask for more in top_logprobs"),
+    "repetition_detection": Refusal("repetitions are not looked for; use repetition_penalty or a stop string"),
+    "stream_interval": Refusal("it is set for the server, by --stream-interval"),
+    "session_id": Refusal("requests are placed by load; prefixes are found by content"),
+    "return_token_offsets": Refusal("offsets of a prompt are told with echo and logprobs in /v1/completions", (False,)),
+    "return_prompt_text": Refusal("use /v1/chat/completions/render and /detokenize", (False,)),
+    "return_mm_kwargs": Refusal(_MEDIA, (False,)),
+    "mm_payload": Refusal(_MEDIA),
+    "routed_experts_prompt_start": Refusal("routed experts are not told", (0,)),
+    "moderation": Refusal("this server does not moderate; leave the field out"),
+    "prompt_cache_options": Refusal("prefixes are cached by content; leave the field out"),
+    "ec_transfer_params": Refusal("transfer of encoder caches is not configured on this server"),
     "kv_transfer_params": Refusal("transfer of KV caches is not configured on this server"),
     "logits_processors": Refusal("processors are set at start by --logits-processors; give arguments in vllm_xargs"),
     "prompt_cache_retention": Refusal("cached prefixes are kept as long as there is room", ("in-memory",)),

@@ -62,7 +62,7 @@ def _serve(arguments: Sequence[str], variables: MutableMapping[str, str]) -> int
         configure_logging(LogSettings(level=environment.logging_level))
         values = parse_arguments(arguments, registry())
         unknown = check_names(variables, values["fail-on-environ-validation"])
-        resolved = load(values, environment.api_key)
+        resolved = load(values, environment.api_key, environment.server_dev_mode)
         configure_logging(LogSettings(level=environment.logging_level, config=resolved.serve.log_config))
         for note in (*unknown, *resolved.notes):
             log.warning(note)

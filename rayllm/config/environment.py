@@ -1,7 +1,7 @@
 """Settings from environment variables, read once, at the entry point. Every one begins with `RLLM_`."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -22,6 +22,8 @@ class Environment:
     """A step that runs longer means a hung engine, which is replaced."""
     replica_wait_s: float = 60.0
     """How long a request whose engine is gone waits for another."""
+    server_dev_mode: bool = False
+    """`1` serves what only developers should have: `/collective_rpc`, `/pause`, `/reset_prefix_cache` and so on."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
@@ -31,11 +33,13 @@ class Environment:
             ConfigError: a variable has a bad value.
         """
         known = _known()
-        values: dict[str, str | float] = {}
+        readers: dict[Any, Callable[[str, str], Any]] = {float: _seconds, bool: _switch}
+        values: dict[str, Any] = {}
         for name, text in variables.items():
             if name in known:
-                values[known[name].name] = _seconds(name, text) if name.endswith("_S") else text
-        settings = cls(**values)  # type: ignore[arg-type]
+                read = readers.get(known[name].type)
+                values[known[name].name] = text if read is None else read(name, text)
+        settings = cls(**values)
         if settings.logging_level.upper() not in LEVELS:
             raise ConfigError("RLLM_LOGGING_LEVEL", f"{settings.logging_level!r} is not one of {', '.join(LEVELS)}")
         return settings
@@ -61,6 +65,12 @@ def check_names(variables: Mapping[str, str], fail: bool) -> tuple[str, ...]:
 
 def _known() -> "dict[str, Field[Any]]":
     return {PREFIX + f.name.upper(): f for f in fields(Environment)}
+
+
+def _switch(name: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ConfigError(name, f"{text!r} is neither 0 nor 1")
+    return text == "1"
 
 
 def _seconds(name: str, text: str) -> float:

@@ -14,7 +14,7 @@ from rayllm.config.states import check_states
 from rayllm.model.families import FAMILIES, without_windows
 
 
-def load(values: Values, api_key: str | None = None) -> Resolved:
+def load(values: Values, api_key: str | None = None, dev_mode: bool = False) -> Resolved:
     """Resolve the options on this machine, where the model has been fetched to if it is on the hub.
 
     Takes a fraction of a second where it is here already, and loads no torch.
@@ -29,7 +29,7 @@ def load(values: Values, api_key: str | None = None) -> Resolved:
     facts = read_model_facts(places.model, _config_source(values, places))
     if values["disable-sliding-window"] and facts.architecture in FAMILIES:
         facts = without_windows(facts)
-    resolved = resolve(values, facts, hardware, read_files(values, facts, places), api_key)
+    resolved = resolve(values, facts, hardware, read_files(values, facts, places), api_key, dev_mode)
     check_trace_packages(resolved.serve.frontend.traces)
     return replace(
         resolved,

@@ -71,17 +71,22 @@ class _Room:
 
 
 def resolve(
-    values: Values, facts: ModelFacts, hardware: Hardware, files: Files, api_key: str | None = None
+    values: Values,
+    facts: ModelFacts,
+    hardware: Hardware,
+    files: Files,
+    api_key: str | None = None,
+    dev_mode: bool = False,
 ) -> Resolved:
     """Decide everything that options leave open.
 
-    `api_key` is one more key beside those of `--api-key`.
+    `api_key` is one more key beside those of `--api-key`; `dev_mode` is that of `FrontendSettings`.
 
     Raises:
         ConfigError: options contradict one another, the model or the machine.
     """
     engine = resolve_engine(values, facts, hardware, files)
-    serve = resolve_serve(values, facts, engine, files, api_key)
+    serve = resolve_serve(values, facts, engine, files, api_key, dev_mode)
     notes = (*weight_notes(values, engine), *kernel_notes(values, facts), *_notes(values, engine))
     return Resolved(engine=engine, serve=serve, notes=notes)
 

@@ -65,7 +65,7 @@ HTTP_ONLY = (
 
 
 def resolve_serve(
-    values: Values, facts: ModelFacts, engine: EngineConfig, files: Files, api_key: str | None
+    values: Values, facts: ModelFacts, engine: EngineConfig, files: Files, api_key: str | None, dev_mode: bool = False
 ) -> ServeSettings:
     names = tuple(values["served-model-name"] or (values["model"],))
     if not all(names):
@@ -117,6 +117,7 @@ def resolve_serve(
         shown_metrics=shown_metrics(values),
         traces=trace_settings(values),
         profiling=engine.profiler is not None,
+        dev_mode=dev_mode,
     )
     if values["grpc"]:
         _check_grpc(values)

@@ -108,6 +108,8 @@ class FrontendSettings:
     """None: no request is traced."""
     profiling: bool = False
     """Whether engines can be profiled, by `/start_profile` and `/stop_profile`."""
+    dev_mode: bool = False
+    """Whether the endpoints for developers are there."""
 
     @property
     def max_tokens(self) -> int | None:

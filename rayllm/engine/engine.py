@@ -8,10 +8,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from rayllm.engine.admission import Admission
 from rayllm.engine.interval import StreamInterval
 from rayllm.engine.iterations import IterationLog
 from rayllm.engine.metrics import EngineMetrics
+from rayllm.engine.pause import Paused, names_of
 from rayllm.engine.request import Request, State
 from rayllm.engine.residency import Residency
 from rayllm.engine.scheduler import Limits, PlannedStep, Scheduler
@@ -28,8 +29,19 @@ from rayllm.errors import ConfigError, EngineDead, Overloaded, RequestError
 from rayllm.executor.base import Executor, build_executor
 from rayllm.kv.blocks import BlockPool
 from rayllm.kv.prefix import hash_named
-from rayllm.messages.engine import Add
-from rayllm.messages.ingress import EngineStats, Load, RequestOutput, RequestTimes
+from rayllm.messages.engine import (
+    AbortNamed,
+    Add,
+    CallWorkers,
+    Command,
+    IsPaused,
+    Pause,
+    PauseMode,
+    Profile,
+    ResetPrefixCache,
+    Resume,
+)
+from rayllm.messages.ingress import EngineStats, Load, RequestOutput, RequestTimes, merge
 from rayllm.messages.worker import StepResult
 from rayllm.plugins import load_class
 
@@ -38,6 +50,7 @@ log = logging.getLogger(__name__)
 Outputs = dict[int, list[RequestOutput]]
 """Outputs of one step by client number."""
 Deliver = Callable[[Outputs, Load], None]
+T = TypeVar("T")
 
 REASONS = ("abort", "stop")
 
@@ -74,10 +87,12 @@ class Engine:
         # Between the callers' threads and the loop: changed only under the condition's lock.
         self._wake = threading.Condition()
         self._inbox: list[tuple[int, _Admitted | tuple[int | None, str]]] = []
+        self._tasks: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._open: set[tuple[int, int]] = set()
         self._preparing: dict[tuple[int, int], Future[None]] = {}
         """Those of the open requests whose grammar is being compiled."""
         self._stopping = False
+        self._pause = Paused()
         self._dead: str | None = None
         self._step_began = 0.0
         self._spent = (0.0, 0.0)
@@ -231,6 +246,35 @@ class Engine:
         """
         return self._executor.collective_rpc(method, *args, **kwargs)
 
+    def carry_out(self, command: Command) -> Any:
+        """Carry out a command between two steps, or for a pause once no request moves; what it answers.
+
+        Raises:
+            RequestError: the command cannot be carried out.
+            EngineDead: the engine serves no more.
+            Exception: what a worker's method raises.
+        """
+        match command:
+            case Profile():
+                return self.profile(command.begin)
+            case CallWorkers():
+                try:
+                    return self.collective_rpc(command.method, *command.args, **command.kwargs)
+                except AttributeError as error:
+                    raise RequestError(str(error), "method") from None
+            case ResetPrefixCache():
+                return self._between_steps(lambda: self._reset_cache(command.preempt)).result()
+            case Pause():
+                drained: Future[None] = Future()
+                self._between_steps(lambda: self._begin_pause(command.mode, drained)).result()
+                return drained.result()
+            case Resume():
+                return self._between_steps(self._resume).result()
+            case IsPaused():
+                return self._pause.mode is not None
+            case AbortNamed():
+                return self._between_steps(lambda: self._abort_named(frozenset(command.names))).result()
+
     def check(self) -> None:
         """Assert the invariants of an idle engine: no request, no block held. For tests."""
         assert not self._requests, self._requests
@@ -263,35 +307,50 @@ class Engine:
         except Exception as error:
             log.exception("the engine failed")
             self._die(f"{type(error).__name__}: {error}")
+        finally:
+            self._fail_tasks()
 
     def _take_inbox(self) -> bool:
         """Wait for something to do and take in what callers left. False at the end."""
+        if self._still():
+            self._pause.note_drained()
         with self._wake:
-            if not self._inbox and not self._requests and not self._sent:
+            if not self._inbox and not self._tasks and self._still():
                 self._step_began = 0.0
                 self._update_load()
-                while not self._inbox and not self._stopping:
+                while not self._inbox and not self._tasks and not self._stopping:
                     self._wake.wait()
             if self._stopping:
                 return False
             inbox, self._inbox = self._inbox, []
+            tasks, self._tasks = self._tasks, []
         self._step_began = time.monotonic()
         for client, item in inbox:
             if isinstance(item, _Admitted):
                 request = self._admission.make_request(client, item.add, time.time())
                 request.grammar = item.grammar
                 self._requests[request.key] = request
-                self._scheduler.add(request)
+                if not self._pause.holds(request):
+                    self._scheduler.add(request)
             elif item[0] is None:
                 for key in [key for key in self._requests if key[0] == client]:
                     self._end(self._requests[key], item[1])
             elif request := self._requests.get((client, item[0])):  # type: ignore[assignment]
                 self._end(request, item[1])
+        for work, done in tasks:
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
         return True
+
+    def _still(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self._sent and (self._pause.mode == "keep" or len(self._requests) == len(self._pause.held))
 
     def _step(self) -> Outputs:
         """Send the next step, if there is one, and take in the oldest when enough are under way."""
-        step = self._scheduler.plan()
+        step = None if self._pause.mode == "keep" else self._scheduler.plan()
         if step is not None:
             self._note_started(step)
             if self._work is not None:
@@ -345,7 +404,7 @@ class Engine:
         )
 
     def _end(self, request: Request, reason: str) -> None:
-        if request.state is not State.FINISHED:
+        if self._pause.held.pop(request.key, None) is None and request.state is not State.FINISHED:
             self._scheduler.finish(request)
         self._forget(request, reason, time.time())
 
@@ -374,10 +433,61 @@ class Engine:
         self._metrics.finished[reason] += 1
         self._metrics.histograms["e2e_request_latency_seconds"].observe(now - request.add.arrival_time)
 
+    # -- commands, carried out between steps
+
+    def _between_steps(self, work: Callable[[], T]) -> "Future[T]":
+        done: Future[T] = Future()
+        with self._wake:
+            if self._dead is not None or self._stopping:
+                raise EngineDead(self._dead or "the engine is shutting down")
+            self._tasks.append((work, done))
+            self._wake.notify()
+        return done
+
+    def _fail_tasks(self) -> None:
+        """Tell all who wait for a command that the loop has ended."""
+        with self._wake:
+            tasks, self._tasks = self._tasks, []
+        for done in (*(done for _, done in tasks), *self._pause.draining):
+            done.set_exception(EngineDead(self._dead or "the engine is shutting down"))
+
+    def _reset_cache(self, preempt: bool) -> None:
+        if preempt:
+            self._scheduler.preempt_all()
+        self._pool.drop_cache()
+
+    def _begin_pause(self, mode: PauseMode, drained: "Future[None]") -> None:
+        self._pause.begin(mode, drained)
+        if mode == "abort":
+            self._abort_all(list(self._requests.values()))
+
+    def _resume(self) -> None:
+        for request in self._pause.end():
+            self._scheduler.add(request)
+
+    def _abort_named(self, names: frozenset[str]) -> int:
+        found = [request for request in self._requests.values() if names & names_of(request.add.external_id)]
+        self._abort_all(found)
+        return len(found)
+
+    def _abort_all(self, requests: Sequence[Request]) -> None:
+        """End requests with what they have so far, and tell their clients."""
+        outputs: Outputs = {}
+        for request in requests:
+            output = RequestOutput(request.add.request_id, finish_reason="abort")
+            if request.unsent is not None:
+                output = merge(request.unsent, output)
+            outputs.setdefault(request.client, []).append(output)
+            self._end(request, "abort")
+        self._update_load()
+        if outputs:
+            self._deliver(outputs, self._load)
+
     def _update_load(self) -> None:
         scheduler, stats = self._scheduler, self._pool.stats()
+        waiting = scheduler.num_waiting + len(self._pause.held)
         self._load = Load(
-            running=len(scheduler.running), waiting=scheduler.num_waiting, tokens_waiting=scheduler.tokens_waiting,
+            running=len(scheduler.running), waiting=waiting, tokens_waiting=scheduler.tokens_waiting,
             kv_usage=stats.held / self._pool.num_blocks,
         )  # fmt: skip
 

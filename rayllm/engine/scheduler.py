@@ -155,6 +155,11 @@ class Scheduler:
         plan = StepPlan(next(self._step), draft.start, draft.grown, draft.rows, draft.counts)
         return PlannedStep(plan, draft.requests, draft.sampling)
 
+    def preempt_all(self) -> None:
+        """Have every running request give up its blocks and compute all its tokens again."""
+        for request in list(reversed(self.running)):
+            self._preempt(request)
+
     def commit(self, step: PlannedStep, result: StepResult) -> list[tuple[Request, RequestOutput]]:
         """Take in what a step produced: append tokens, end requests that are done, free their blocks.
 

@@ -1,6 +1,6 @@
 """What an ingress sends to an engine over their session. A frame is a list of these."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -60,10 +60,59 @@ class StatsRequest(msgspec.Struct, frozen=True, tag="stats?"):
 
 
 class Profile(msgspec.Struct, frozen=True, tag="profile"):
-    """Begins a profile of the workers, or ends it and has its trace written; answered with `Profiled`."""
+    """Begins a profile of the workers, or ends it and has its trace written."""
 
-    number: int
     begin: bool
 
 
-ToEngine = Hello | Add | Abort | Ping | StatsRequest | Profile
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag="reset"):
+    """Forgets what the cache holds; requests that run keep their blocks, or with `preempt` compute them again."""
+
+    preempt: bool = False
+
+
+PauseMode = Literal["abort", "wait", "keep"]
+
+
+class Pause(msgspec.Struct, frozen=True, tag="pause"):
+    """Lets no request go on until `Resume`; new ones wait.
+
+    Requests under way are ended (`abort`), finished first (`wait`), or stand still (`keep`). Done when none moves.
+    """
+
+    mode: PauseMode = "abort"
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume"):
+    """Ends a pause."""
+
+
+class IsPaused(msgspec.Struct, frozen=True, tag="paused?"):
+    """Asks whether there is a pause."""
+
+
+class AbortNamed(msgspec.Struct, frozen=True, tag="abort-named"):
+    """Ends requests, with what they have so far, by the ids that their clients know; answered with their number."""
+
+    names: list[str]
+
+
+class CallWorkers(msgspec.Struct, frozen=True, tag="call"):
+    """Calls a method of every worker; answered with one result a worker."""
+
+    method: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+Command = Profile | ResetPrefixCache | Pause | Resume | IsPaused | AbortNamed | CallWorkers
+
+
+class Ask(msgspec.Struct, frozen=True, tag="ask"):
+    """Has the engine carry out a command; answered with `Answer`, once that is done."""
+
+    number: int
+    command: Command
+
+
+ToEngine = Hello | Add | Abort | Ping | StatsRequest | Ask

@@ -1,6 +1,6 @@
 """What an engine sends to an ingress over their session. A frame is a list of these."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -167,12 +167,15 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     stats: EngineStats
 
 
-class Profiled(msgspec.Struct, frozen=True, tag="profiled"):
-    """Answer to `Profile`, once that is done."""
+class Answer(msgspec.Struct, frozen=True, tag="answer", omit_defaults=True):
+    """Answer to `Ask`."""
 
     number: int
+    value: Any = None
     error: str = ""
     """Why it could not be done."""
+    refused: bool = False
+    """Whether that was the command's own fault."""
 
 
 class Dead(msgspec.Struct, frozen=True, tag="dead"):
@@ -181,4 +184,4 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     reason: str
 
 
-ToIngress = Welcome | Admitted | Rejected | StepOutputs | Pong | Stats | Profiled | Dead
+ToIngress = Welcome | Admitted | Rejected | StepOutputs | Pong | Stats | Answer | Dead

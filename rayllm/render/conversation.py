@@ -76,7 +76,7 @@ def _part(part: Any, place: str) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in _TEXT_FIELDS:
+    if not isinstance(kind, str) or kind not in _TEXT_FIELDS:
         shown = repr(kind)[:40] if isinstance(kind, str) else "without a type"
         raise RequestError(f"{place} is a part {shown}, but this model takes only parts of type 'text'", place)
     text = part.get(_TEXT_FIELDS[kind])

@@ -115,6 +115,10 @@ class Renderer:
             kwargs=self._arguments(template, options),
         )
 
+    def has_variable(self, name: str) -> bool:
+        """Whether one of the chat templates reads a variable of that name."""
+        return any(name in template.arguments for template in self._templates.values())
+
     def describe(self) -> Json:
         """The tokenizer's settings and its chat template, as in a Hugging Face `tokenizer_config.json`."""
         template: Any = self._sources

@@ -7,9 +7,10 @@ differently.
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 from rayllm.errors import EngineDead, Overloaded, RequestError
-from rayllm.messages.engine import Add
+from rayllm.messages.engine import Add, Command
 from rayllm.messages.ingress import EngineStats, Load, RequestOutput
 
 VOCAB = 997
@@ -39,8 +40,8 @@ class FakeEngine:
         """Everything admitted, in order."""
         self.aborted: list[tuple[int, int | None, str]] = []
         """Client, request (None: all of the client), reason."""
-        self.profiles: list[bool] = []
-        """Profiles begun (true) and ended, in order."""
+        self.commands: list[Command] = []
+        """Carried out, in order."""
         self.preparing: dict[tuple[int, int], tuple[Add, Future[None]]] = {}
         """Requests whose form is being compiled."""
         self.stalled = 0.0
@@ -119,9 +120,10 @@ class FakeEngine:
         """See `Engine.stalled_s`."""
         return self.stalled
 
-    def profile(self, begin: bool) -> None:
-        """See `Engine.profile`."""
-        self.profiles.append(begin)
+    def carry_out(self, command: Command) -> Any:
+        """See `Engine.carry_out`; nothing but a note of it."""
+        self.commands.append(command)
+        return len(self.commands)
 
     def die(self, reason: str) -> None:
         """End as the engine's loop does on a fault."""

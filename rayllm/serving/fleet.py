@@ -5,12 +5,12 @@ import itertools
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from rayllm.errors import ContextTooLong, Overloaded, RayLLMError, ReplicaLost, RequestError
-from rayllm.messages.engine import Add
+from rayllm.messages.engine import Add, Command
 from rayllm.messages.ingress import EngineStats, Rejected
 from rayllm.serving.session_client import Session
 from rayllm.serving.session_server import Address
@@ -111,17 +111,26 @@ class Fleet:
         answers = await asyncio.gather(*map(ask, sessions))
         return {s.engine_id: stats for s, stats in zip(sessions, answers, strict=True) if stats is not None}
 
-    async def profile(self, begin: bool) -> None:
-        """Begin a profile of every engine, or end it and have its trace written.
+    async def command(self, command: Command) -> list[Any]:
+        """Have every engine that serves now carry out a command; what each answers.
 
         Raises:
-            RayLLMError: an engine could not.
+            RequestError: the command cannot be carried out.
+            Overloaded: no engine serves.
+            RayLLMError: an engine failed at it.
         """
         sessions = self.sessions()
-        answers = await asyncio.gather(*(one.profile(begin) for one in sessions), return_exceptions=True)
-        failed = [f"engine {one.engine_id}: {error}" for one, error in zip(sessions, answers, strict=True) if error]
+        if not sessions:
+            raise Overloaded(f"no engine serves now: {self._last_failure}", retry_after=5.0)
+        answers = await asyncio.gather(*(one.command(command) for one in sessions), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, RequestError):
+                raise answer
+        pairs = zip(sessions, answers, strict=True)
+        failed = [f"engine {one.engine_id}: {answer}" for one, answer in pairs if isinstance(answer, BaseException)]
         if failed:
             raise RayLLMError("; ".join(failed))
+        return answers
 
     async def submit(self, adds: Sequence[Add]) -> list[RequestStream]:
         """Place all choices of one request, and wait until each is admitted. On any failure the others are aborted.

@@ -13,7 +13,7 @@ from ray.serve.handle import DeploymentHandle
 
 from rayllm.api.service import Stream
 from rayllm.errors import Overloaded, RequestError
-from rayllm.messages.engine import Add
+from rayllm.messages.engine import Add, Command
 from rayllm.render.renderer import Renderer
 from rayllm.serving.batcher import Batcher
 from rayllm.serving.directory import ServeDirectory, machine_address
@@ -143,9 +143,9 @@ class ServiceImpl:
         stats = await self._fleet.stats() if self._fleet is not None else {}
         return prometheus_text(stats, self._model_name, self._shown_metrics)
 
-    async def profile(self, begin: bool) -> None:
-        """See `Service.profile`."""
-        await (await self._engines()).profile(begin)
+    async def command(self, command: Command) -> list[Any]:
+        """See `Service.command`."""
+        return await (await self._engines()).command(command)
 
     # -- within
 

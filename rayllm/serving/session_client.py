@@ -11,14 +11,15 @@ from typing import Any
 
 import msgspec
 
-from rayllm.messages.engine import Abort, Hello, Ping, Profile, StatsRequest
+from rayllm.errors import RayLLMError, RequestError
+from rayllm.messages.engine import Abort, Ask, Command, Hello, Ping, StatsRequest
 from rayllm.messages.ingress import (
     Admitted,
+    Answer,
     Dead,
     EngineStats,
     Load,
     Pong,
-    Profiled,
     Rejected,
     Stats,
     StepOutputs,
@@ -130,16 +131,22 @@ class Session:
         stats: EngineStats = await self._ask(StatsRequest(next(self._numbers)))
         return stats
 
-    async def profile(self, begin: bool) -> str:
-        """Begin a profile of the engine's workers, or end it; why that failed, or an empty text.
+    async def command(self, command: Command) -> Any:
+        """Have the engine carry out a command; what it answers.
 
         Raises:
             ConnectionError: the session ended.
+            RequestError: the command cannot be carried out.
+            RayLLMError: the engine failed at it.
         """
-        error: str = await self._ask(Profile(next(self._numbers), begin))
-        return error
+        answer: Answer = await self._ask(Ask(next(self._numbers), command))
+        if answer.refused:
+            raise RequestError(answer.error)
+        if answer.error:
+            raise RayLLMError(answer.error)
+        return answer.value
 
-    async def _ask(self, question: StatsRequest | Profile) -> Any:
+    async def _ask(self, question: StatsRequest | Ask) -> Any:
         if self.lost is not None:
             raise ConnectionError(self.lost)
         self._asked[question.number] = self._loop.create_future()
@@ -204,8 +211,8 @@ class Session:
                     self.load, self.stalled_s, self._unseen = message.load, message.stalled_s, len(self._offered)
                 case Stats():
                     self._settle_asked(message.number, message.stats)
-                case Profiled():
-                    self._settle_asked(message.number, message.error)
+                case Answer():
+                    self._settle_asked(message.number, message)
                 case Welcome():
                     if self._welcome.done() or message.engine_id != self.engine_id:
                         raise WireError("an unexpected welcome")
@@ -213,7 +220,7 @@ class Session:
                 case Dead():
                     connection.close(f"the engine failed: {message.reason}")
 
-    def _settle_asked(self, number: int, answer: EngineStats | str) -> None:
+    def _settle_asked(self, number: int, answer: EngineStats | Answer) -> None:
         if (asked := self._asked.get(number)) and not asked.done():
             asked.set_result(answer)
 

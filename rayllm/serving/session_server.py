@@ -21,14 +21,14 @@ from typing import Any, Protocol
 import msgspec
 
 from rayllm.errors import EngineDead, Overloaded, RequestError
-from rayllm.messages.engine import Abort, Add, Hello, Ping, Profile, StatsRequest, ToEngine
+from rayllm.messages.engine import Abort, Add, Ask, Command, Hello, Ping, StatsRequest, ToEngine
 from rayllm.messages.ingress import (
     Admitted,
+    Answer,
     Dead,
     EngineStats,
     Load,
     Pong,
-    Profiled,
     Rejected,
     RequestOutput,
     Stats,
@@ -53,7 +53,7 @@ class ServedEngine(Protocol):
     def load(self) -> Load: ...
     def stats(self) -> EngineStats: ...
     def stalled_s(self) -> float: ...
-    def profile(self, begin: bool) -> None: ...
+    def carry_out(self, command: Command) -> Any: ...
     @property
     def dead(self) -> str | None: ...
 
@@ -92,7 +92,7 @@ class SessionServer:
         self._connections: dict[int, Connection] = {}
         self._ingresses: dict[str, Connection] = {}
         self._strangers: dict[Connection, asyncio.TimerHandle] = {}
-        self._profiling: set[asyncio.Task[None]] = set()
+        self._asked: set[asyncio.Task[None]] = set()
         self._folder = ""
         self._tcp: tuple[str, int] | None = None
         self._servers: list[asyncio.AbstractServer] = []
@@ -276,23 +276,25 @@ class SessionServer:
                 return Pong(message.number, self._engine.load(), self._engine.stalled_s())
             case StatsRequest():
                 return Stats(message.number, self.engine_id, self._engine.stats())
-            case Profile():
-                task = asyncio.get_running_loop().create_task(self._profile(number, message))
-                self._profiling.add(task)
-                task.add_done_callback(self._profiling.discard)
+            case Ask():
+                task = asyncio.get_running_loop().create_task(self._carry_out(number, message))
+                self._asked.add(task)
+                task.add_done_callback(self._asked.discard)
                 return None
             case Hello():
                 raise WireError("a second hello")
 
-    async def _profile(self, number: int, message: Profile) -> None:
-        error = ""
+    async def _carry_out(self, number: int, message: Ask) -> None:
         try:
-            await asyncio.to_thread(self._engine.profile, message.begin)
+            value = await asyncio.to_thread(self._engine.carry_out, message.command)
+            answer = Answer(message.number, msgspec.to_builtins(value, enc_hook=repr))
+        except RequestError as refusal:
+            answer = Answer(message.number, error=refusal.message, refused=True)
         except Exception as failure:
-            log.exception("profiling failed")
-            error = f"{type(failure).__name__}: {failure}"
+            log.exception("a command failed: %r", message.command)
+            answer = Answer(message.number, error=f"{type(failure).__name__}: {failure}")
         if connection := self._connections.get(number):
-            connection.send([Profiled(message.number, error)])
+            connection.send([answer])
 
     def _admit(self, number: int, add: Add) -> Admitted | Rejected | None:
         try:

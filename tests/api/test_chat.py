@@ -226,7 +226,8 @@ class TestFields:
     @pytest.mark.parametrize(
         ("field", "value"),
         [
-            ("use_beam_search", True),
+            ("early_stopping", True),
+            ("length_penalty", 2),
             ("audio", {"voice": "x"}),
             ("modalities", ["audio"]),
             ("store", True),
@@ -243,6 +244,19 @@ class TestFields:
         error = refused(await api.chat(**{field: value}))
         assert error["param"] == field
         assert field in error["message"]
+
+    async def test_the_tier_is_told_where_it_is_asked_for(self, api):
+        for tier in ("auto", "default"):
+            assert ok(await api.chat(service_tier=tier))["service_tier"] == "default"
+            assert ok(await api.complete(service_tier=tier))["service_tier"] == "default"
+        assert "service_tier" not in ok(await api.chat())
+
+    async def test_truncation(self, api):
+        whole = ok(await api.chat()) and api.service.adds[-1].prompt_token_ids
+        for side, kept in ((None, whole[-2:]), ("left", whole[-2:]), ("right", whole[:2])):
+            ok(await api.chat(truncate_prompt_tokens=2, truncation_side=side))
+            assert api.service.adds[-1].prompt_token_ids == kept
+        assert refused(await api.chat(truncation_side="left"))["param"] == "truncation_side"
 
     async def test_a_misspelt_field_gets_a_hint(self, api):
         assert "'temperature'" in refused(await api.chat(temprature=0.5))["message"]

@@ -161,6 +161,7 @@ async def test_tokenizer_info(serve):
     refused(await serve().request("GET", "/tokenizer_info"), 404)
     api = serve("--enable-tokenizer-info-endpoint")
     body = ok(await api.request("GET", "/tokenizer_info"))
+    assert ok(await api.request("GET", "/get_tokenizer_info")) == body
     assert body == {**TOKENIZER, "chat_template": TEMPLATE}
     assert "/tokenizer_info" in ok(await api.request("GET", "/openapi.json"))["paths"]
     own = serve("--enable-tokenizer-info-endpoint", "--chat-template", "{{ messages }}")

@@ -2,6 +2,8 @@
 
 import pytest
 
+from rayllm.messages.engine import Profile
+
 from .conftest import ok, refused
 
 
@@ -10,7 +12,7 @@ async def test_profiles_are_begun_and_ended(make_api):
     api = make_api(profiling=True)
     ok(await api.request("POST", "/start_profile"))
     ok(await api.request("POST", "/stop_profile"))
-    assert api.service.profiles == [True, False]
+    assert api.service.commands == [Profile(True), Profile(False)]
 
 
 @pytest.mark.option("profiler-config")

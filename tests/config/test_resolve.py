@@ -150,8 +150,9 @@ def test_missing_files_are_named(option):
 
 def test_environment():
     read = Environment.read({"RLLM_LOGGING_LEVEL": "DEBUG", "RLLM_REPLICA_WAIT_S": "2.5", "HOME": "/"})
-    assert (read.logging_level, read.replica_wait_s) == ("DEBUG", 2.5)
-    for name, text in [("RLLM_LOGGING_LEVEL", "loud"), ("RLLM_STEP_LIMIT_S", "-1")]:
+    assert (read.logging_level, read.replica_wait_s, read.server_dev_mode) == ("DEBUG", 2.5, False)
+    assert Environment.read({"RLLM_SERVER_DEV_MODE": "1"}).server_dev_mode
+    for name, text in [("RLLM_LOGGING_LEVEL", "loud"), ("RLLM_STEP_LIMIT_S", "-1"), ("RLLM_SERVER_DEV_MODE", "yes")]:
         with pytest.raises(ConfigError, match=name):
             Environment.read({name: text})
 

@@ -104,7 +104,7 @@ class TestAnswers:
         profiled = await make_served(profiling=True)
         await profiled.stub.StartProfile(pb.ProfileRequest())
         await profiled.stub.StopProfile(pb.ProfileRequest())
-        assert profiled.service.profiles == [True, False]
+        assert [command.begin for command in profiled.service.commands] == [True, False]
 
 
 async def test_every_parameter_arrives_as_over_http(make_served):
