@@ -196,7 +196,7 @@ class TestInput:
             ("tool_choice", {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}),
             ("reasoning", {"effort": "low"}),
             ("reasoning", {"summary": "detailed"}),
-            ("text", {"format": {"type": "json_object"}}),
+            ("text", {"format": {"type": "grammar"}}),
             ("text", {"verbosity": "low"}),
             ("truncation", "auto"),
             ("include", ["file_search_call.results"]),
