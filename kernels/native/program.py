@@ -49,6 +49,7 @@ class Program:
         self._steps: list[Instruction] = []
         self._kept: list[object] = []
         self._max_tokens = max_tokens
+        self._groups = 1
 
     def embed(self, dst: int, table: Packed, scale: float) -> None:
         """Rows of the table by token id, times `scale`."""
@@ -161,6 +162,7 @@ class Program:
         assert token_ids_T.dtype == torch.int64
         table = batch.block_table
         assert table.is_contiguous()
+        assert self._groups == 1 or (table.ndim == 3 and len(table) >= self._groups), (self._groups, table.shape)
         assert token_ids_T.is_contiguous()
         pointers = (c_void_p * max(1, len(angles)))(*(a.data_ptr() for a in angles))
         step = Step(
@@ -210,6 +212,7 @@ class Program:
         """Fields that describe a cache."""
         keys, values = cache.parts()
         self._kept.append(cache)
+        self._groups = max(self._groups, cache.group + 1)
         return {
             "cache_kind": CACHE_KINDS[keys.dtype], "kv_heads": cache.kv_heads, "head": cache.head_size,
             "block": cache.block_size, "keys": keys.data_ptr(), "values": values.data_ptr(),

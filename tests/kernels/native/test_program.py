@@ -135,6 +135,8 @@ def test_groups_of_layers_have_tables_of_their_own(machine: Machine) -> None:
         batch = AttentionBatch.from_numpy(np.array([0, ROWS]), np.array([ROWS]), table, slots)
         program.run(machine, torch.zeros(ROWS, dtype=torch.int64), batch, [torch.zeros(0)], 1)
         outs.append((program.buffer(1).clone(), program.buffer(3).clone()))
+        with pytest.raises(AssertionError):  # one table for two groups would lead out of memory
+            program.run(machine, torch.zeros(ROWS, dtype=torch.int64), batch.of_group(0), [torch.zeros(0)], 1)
         q_TNH, k_TGH, v_TGH = (part.unsqueeze(1) for part in q_and_kv[1].split(10, dim=1))
         cache = torch.zeros(REFERENCE.kv_cache_shape(2, 16, 1, 10))
         alone = batch.of_group(1)
