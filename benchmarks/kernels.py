@@ -44,6 +44,8 @@ def best_seconds(call: Callable[[], object], at_least: float = 0.3) -> float:
 
 def weights(machine: Machine, kind: Kind, integer: bool, n: int, k: int) -> Packed:
     """A matrix in a storage; its values do not matter for speed."""
+    if kind is Kind.I16:
+        return machine.pack(torch.randn(n, k).half(), integer=True)
     if kind in DTYPES:
         return machine.pack((torch.randn(n, k) * 0.02).to(DTYPES[kind]))
     entries, size = BLOCK[kind]
@@ -85,7 +87,7 @@ def main(argv: list[str]) -> int:
     title = f"memory reads run at {bandwidth:.1f} GB/s, multiply-adds at {peak:.0f} GFLOP/s"
     table = Table("storage", "rows", "ms", "GFLOP/s", "GB/s", title=title)
     figures = []
-    for kind, integer in [(kind, False) for kind in Kind] + [(kind, True) for kind in BLOCK]:
+    for kind, integer in [(kind, False) for kind in (*DTYPES, *BLOCK)] + [(kind, True) for kind in (Kind.I16, *BLOCK)]:
         name = f"{kind.name}, integers" if integer else kind.name
         for rows in ROWS:
             columns = args.columns if rows < ROWS[-1] else min(args.columns, LAYER_COLUMNS)

@@ -14,11 +14,13 @@
 #include "panel.h"
 #include "pool.h"
 #include "quant.h"
+#include "words.h"
 
 namespace {
 
 constexpr long ROW_BLOCK = 96;     // rows whose accumulators stay in the first-level cache
 constexpr long DEPTH_BLOCK = 512;  // depth of a panel that does, beside them
+constexpr long WORD_DEPTH = 768;   // likewise, in words of 16 bits
 constexpr int SPLIT = 256;         // cache tokens whose softmax is formed at once
 constexpr int SCORES = SPLIT + LANES;  // room for them, and for what the last tile writes beyond
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
@@ -37,10 +39,11 @@ struct Weight {
     int kind;
     long n, k;           // columns of the product; depth
     const uint8_t* data; // panels
-    bool integer;        // rows are rounded to two bytes (quantized kinds only)
+    bool integer;        // rows are rounded to two bytes (quantized kinds, and always I16)
     long blocks() const { return (k + FORMATS[kind].depth - 1) / FORMATS[kind].depth; }
     long row_bytes() const { return k * FORMATS[kind].stored / FORMATS[kind].depth; }  // before packing
-    long panel_bytes() const { return blocks() * FORMATS[kind].packed; }
+    long head_bytes() const { return kind == I16 ? LANES * 4 : 0; }  // of a panel: its scales
+    long panel_bytes() const { return head_bytes() + blocks() * FORMATS[kind].packed; }
     long panels() const { return (n + LANES - 1) / LANES; }
     const uint8_t* panel(long p) const { return data + p * panel_bytes(); }
 };
@@ -54,29 +57,19 @@ inline vf tanh_v(vf x) {
 }
 inline vf gelu(vf x) { return 0.5f * x * (1.0f + tanh_v(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
 
-// Rows to multiply: as floats, and as pairs of bfloat16 or blocks of bytes where these are what is multiplied.
+// Rows to multiply: as floats, and rounded (pairs of bfloat16, or blocks of integers) where that is what is multiplied.
 struct Rows {
     const float* x;
     long ldx;
-    const uint32_t* pairs = nullptr;
-    long ldp = 0;
-    const RoundedBlock* rounded = nullptr;
-    long ldr = 0;
-    Rows from(long row) const {
-        return {x + row * ldx, ldx, pairs ? pairs + row * ldp : nullptr, ldp, rounded ? rounded + row * ldr : nullptr, ldr};
-    }
+    const void* rounded = nullptr;
+    long stride = 0;  // bytes of a rounded row
+    template <class T> const T* at() const { return (const T*)rounded; }
+    template <class T> long ld() const { return stride / long(sizeof(T)); }
+    Rows from(long row) const { return {x + row * ldx, ldx, rounded ? (const char*)rounded + row * stride : nullptr, stride}; }
 };
 
 // Where rows are rounded.
-struct Room {
-    std::vector<uint32_t> pairs;
-    std::vector<RoundedBlock> rounded;
-};
-
-template <class T> T* at_least(std::vector<T>& room, long size) {
-    if (room.size() < size_t(size)) room.resize(size_t(size));
-    return room.data();
-}
+typedef std::vector<uint64_t> Room;
 
 // Rows are handed out several at a time, so that a piece is worth its overhead.
 template <class F> void by_rows(Pool& pool, long rows, long cost, F&& fn) {
@@ -88,24 +81,24 @@ template <class F> void by_rows(Pool& pool, long rows, long cost, F&& fn) {
 
 // The rows as a product with `w` takes them, in `room` if they must be rounded.
 Rows prepare(Pool& pool, Room& room, const Weight& w, const float* x, long ldx, long rows) {
-    if (w.integer) {
-        long blocks = w.k / ROUNDED;
-        RoundedBlock* to = at_least(room.rounded, rows * blocks);
-        by_rows(pool, rows, w.k, [&](long r) {
-            for (long i = 0; i < blocks; i++) round_block(x + r * ldx + i * ROUNDED, to[r * blocks + i]);
+    auto rounded = [&](auto block, long blocks, auto&& round) {  // round(row, blocks of it)
+        typedef decltype(block) Block;
+        long stride = blocks * long(sizeof(Block));
+        size_t need = size_t(rows * stride + 7) / 8;
+        if (room.size() < need) room.resize(need);
+        by_rows(pool, rows, w.k, [&](long r) { round(x + r * ldx, (Block*)((char*)room.data() + r * stride)); });
+        return Rows{x, ldx, room.data(), stride};
+    };
+    if (w.kind == I16) return rounded(WordBlock(), w.blocks(), [&](const float* from, WordBlock* to) { round_row(from, w.k, to); });
+    if (w.integer)
+        return rounded(RoundedBlock(), w.k / ROUNDED, [&](const float* from, RoundedBlock* to) {
+            for (long i = 0; i < w.k / ROUNDED; i++) round_block(from + i * ROUNDED, to[i]);
         });
-        return {x, ldx, nullptr, 0, to, blocks};
-    }
     if (BF16_DEPTH == 1 || w.kind != BF16) return {x, ldx};
-    long pairs = w.blocks();
-    uint32_t* room_for_pairs = at_least(room.pairs, rows * pairs);
-    by_rows(pool, rows, w.k, [&](long r) {
-        const float* from = x + r * ldx;
-        uint32_t* to = room_for_pairs + r * pairs;
+    return rounded(uint32_t(), w.blocks(), [&](const float* from, uint32_t* to) {
         for (long i = 0; i < w.k / 2; i++) to[i] = to_bf16(from[2 * i]) | uint32_t(to_bf16(from[2 * i + 1])) << 16;
-        if (w.k & 1) to[pairs - 1] = to_bf16(from[w.k - 1]);
+        if (w.k & 1) to[w.k / 2] = to_bf16(from[w.k - 1]);
     });
-    return {x, ldx, room_for_pairs, pairs};
 }
 
 // acc[rows][16] (+)= x times one quantized panel, from depth k0 on.
@@ -114,7 +107,7 @@ void quantized(const Weight& w, long panel, const Rows& in, long rows, float* ac
     long bytes = FORMATS[w.kind].packed;
     const uint8_t* block = w.panel(panel) + k0 / Q::depth * bytes;
     if (w.integer) {
-        integer_rows<Q>(in.rounded + k0 / ROUNDED, in.ldr, rows, block, acc, lda, depth, k0 == 0, s.slab);
+        integer_rows<Q>(in.at<RoundedBlock>() + k0 / ROUNDED, in.ld<RoundedBlock>(), rows, block, acc, lda, depth, k0 == 0, s.slab);
         return;
     }
     if (rows == 1) {
@@ -135,19 +128,25 @@ void multiply(const Weight& w, long first, int panels, const Rows& in, long rows
         rows_by_panels<Row, true>(x + k0, ldx, rows, (const T*)w.panel(first) + k0 * LANES, w.panel_bytes() / long(sizeof(T)),
                             panels, acc, lda, depth, k0 == 0);
     };
-    for (long k0 = 0; k0 < w.k; k0 += DEPTH_BLOCK) {
-        long depth = std::min(DEPTH_BLOCK, w.k - k0);
+    long step = w.kind == I16 ? WORD_DEPTH : DEPTH_BLOCK;
+    for (long k0 = 0; k0 < w.k; k0 += step) {
+        long depth = std::min(step, w.k - k0);
         switch (w.kind) {
             case F32: stored(F32Row(), k0, depth); break;
 #if defined(RK_BF16_DOT)
             case BF16:
-                pairs_by_panels(in.pairs + k0 / 2, in.ldp, rows, (const uint32_t*)w.panel(first) + k0 / 2 * LANES,
+                pairs_by_panels(in.at<uint32_t>() + k0 / 2, in.ld<uint32_t>(), rows, (const uint32_t*)w.panel(first) + k0 / 2 * LANES,
                                 w.panel_bytes() / 4, panels, acc, lda, (depth + 1) / 2, k0 == 0);
                 break;
 #else
             case BF16: stored(Bf16Row(), k0, depth); break;
 #endif
             case F16: stored(F16Row(), k0, depth); break;
+            case I16:
+                word_rows(in.at<WordBlock>() + k0 / WORDS, in.ld<WordBlock>(), rows,
+                          (const uint32_t*)(w.panel(first) + w.head_bytes()) + k0 / 2 * LANES, w.panel_bytes() / 4, panels, acc, lda,
+                          (depth + WORDS - 1) / WORDS, k0 == 0);
+                break;
             default:
                 with_format(w.kind, [&](auto format) {
                     for (int p = 0; p < panels; p++)
@@ -155,6 +154,12 @@ void multiply(const Weight& w, long first, int panels, const Rows& in, long rows
                 });
         }
     }
+    if (w.kind == I16)
+        for (int p = 0; p < panels; p++)
+            for (int v = 0; v < NV; v++) {
+                vf scale = load<vf>(w.panel(first + p) + v * VW * 4);
+                for (float* at = acc + p * LANES + v * VW; at < acc + rows * lda; at += lda) store(at, load<vf>(at) * scale);
+            }
 }
 
 // Rows in a block: alike in all of them, and whole tiles.
@@ -279,6 +284,7 @@ void embed_row(const Weight& w, long token, float factor, float* y, Scratch& s) 
             case F32: value = ((const float*)panel)[k * LANES + column]; break;
             case BF16: value = from_bf16(((const uint16_t*)panel)[bf16_index(k, column)]); break;
             case F16: value = from_f16(((const uint16_t*)panel)[k * LANES + column]); break;
+            case I16: value = ((const int16_t*)(panel + w.head_bytes()))[word_index(k, column)] * load<float>(panel + column * 4); break;
             default:
                 if (k % f.depth == 0)
                     with_format(w.kind, [&](auto q) { widen_block<decltype(q)>(panel + k / f.depth * f.packed, s.slab); });
@@ -821,8 +827,8 @@ long argmax(const float* x, long n) {
     return 0;  // only NaN
 }
 
-// A panel of `columns` rows; columns beyond them are zero.
-void pack_panel(const Weight& w, const uint8_t* rows, long row_bytes, int columns, uint8_t* out) {
+// A panel of `columns` rows stored as `from`; columns beyond them are zero.
+void pack_panel(const Weight& w, int from, const uint8_t* rows, long row_bytes, int columns, uint8_t* out) {
     const Format& f = FORMATS[w.kind];
     memset(out, 0, size_t(w.panel_bytes()));
     auto plain = [&](auto item, auto place) {
@@ -834,7 +840,14 @@ void pack_panel(const Weight& w, const uint8_t* rows, long row_bytes, int column
     if (w.kind == F32) plain(uint32_t(), side_by_side);
     else if (w.kind == BF16) plain(uint16_t(), bf16_index);
     else if (w.kind == F16) plain(uint16_t(), side_by_side);
-    else
+    else if (w.kind == I16) {
+        std::vector<float> column(size_t(w.k));
+        for (int c = 0; c < columns; c++) {
+            const uint16_t* row = (const uint16_t*)(rows + c * row_bytes);
+            for (long j = 0; j < w.k; j++) column[size_t(j)] = from == BF16 ? from_bf16(row[j]) : from_f16(row[j]);
+            pack_words(column.data(), w.k, c, out);
+        }
+    } else
         for (int c = 0; c < columns; c++)
             for (long b = 0; b < w.blocks(); b++) pack_block(w.kind, rows + c * row_bytes + b * f.stored, out + b * f.packed, c);
 }
@@ -851,13 +864,13 @@ int64_t rk_packed_bytes(int kind, int64_t n, int64_t k) {
     return w.panels() * w.panel_bytes();
 }
 
-// Pack a matrix whose rows lie one after another, each as it is stored in `kind`.
-void rk_pack(void* machine, int kind, const void* rows, int64_t n, int64_t k, void* out) {
+// Pack a matrix whose rows lie one after another, each as it is stored in `from`: in `kind`, or for I16 in BF16 or F16.
+void rk_pack(void* machine, int kind, int from, const void* rows, int64_t n, int64_t k, void* out) {
     Weight w{kind, n, k, (const uint8_t*)out, false};
-    long row_bytes = w.row_bytes();
+    long row_bytes = Weight{from, n, k, nullptr, false}.row_bytes();
     ((Machine*)machine)->pool.run(w.panels(), [&](long p, int) {
-        const uint8_t* from = (const uint8_t*)rows + p * LANES * row_bytes;
-        pack_panel(w, from, row_bytes, int(std::min<long>(LANES, n - p * LANES)), (uint8_t*)out + p * w.panel_bytes());
+        const uint8_t* first = (const uint8_t*)rows + p * LANES * row_bytes;
+        pack_panel(w, from, first, row_bytes, int(std::min<long>(LANES, n - p * LANES)), (uint8_t*)out + p * w.panel_bytes());
     });
 }
 

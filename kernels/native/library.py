@@ -42,6 +42,7 @@ class Kind(IntEnum):
     Q4_1 = 5
     Q4_K = 6
     Q6_K = 7
+    I16 = 8
 
 
 KIND_OF = {torch.float32: Kind.F32, torch.bfloat16: Kind.BF16, torch.float16: Kind.F16}
@@ -130,7 +131,7 @@ def load(variant: Variant) -> Any:
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "rounds_rows": (c_int32, (c_int32,)),
         "packed_bytes": (c_int64, (c_int32, c_int64, c_int64)),
-        "pack": (None, (c_void_p, c_int32, c_void_p, c_int64, c_int64, c_void_p)),
+        "pack": (None, (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_void_p)),
         "machine": (c_void_p, (c_int32,)),
         "free_machine": (None, (c_void_p,)),
         "linear": (
@@ -183,7 +184,7 @@ class Packed:
     data: Tensor
     """uint8."""
     integer: bool = False
-    """Whether products are of integers: rows are then rounded to two bytes, 32 entries to a scale."""
+    """Whether products are of integers: rows are then rounded to two bytes, 32 (I16: 64) entries to a scale."""
 
     @property
     def address(self) -> int:
@@ -224,16 +225,21 @@ class Machine:
     def pack(self, rows: Tensor, kind: Kind | None = None, k: int | None = None, *, integer: bool = False) -> Packed:
         """Pack a matrix (n, k), or a quantized one given as uint8 rows of blocks with its `kind` and depth `k`.
 
-        A quantized one may be multiplied in integers (see `Packed`), which is faster and rounds the rows.
+        One of 16 bits, or a quantized one, may be multiplied in integers (see `Packed`), which is faster and rounds the
+        rows. Floats then become whole numbers of 16 bits (I16), rounded finer than the rows; but where the CPU has
+        products of bfloat16 themselves, such weights stay as they are.
         """
         rows = rows.contiguous()
         if kind is None:
             kind, k = KIND_OF[rows.dtype], rows.shape[1]
         assert k is not None
-        assert kind in BLOCK or not integer
-        n = rows.shape[0]
+        assert kind is not Kind.F32 or not integer
+        stored, n = kind, rows.shape[0]
+        if integer and kind not in BLOCK:
+            integer = not self.rounds_rows(kind)
+            kind = Kind.I16 if integer else kind
         data = self._arena.take(self._lib.rk_packed_bytes(kind, n, k))
-        self._lib.rk_pack(self.handle, kind, rows.data_ptr(), n, k, data.data_ptr())
+        self._lib.rk_pack(self.handle, kind, stored, rows.data_ptr(), n, k, data.data_ptr())
         return Packed(kind, n, k, data, integer)
 
     def linear(

@@ -9,7 +9,7 @@
 #pragma once
 #include "simd.h"
 
-enum Kind { F32, BF16, F16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, KINDS };
+enum Kind { F32, BF16, F16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K, I16, KINDS };
 
 #if defined(RK_BF16_DOT)
 constexpr int BF16_DEPTH = 2;  // entries of k that stand together in a panel of weights

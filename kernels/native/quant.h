@@ -27,6 +27,7 @@ struct Format {
 constexpr Format FORMATS[KINDS] = {
     {1, 4, 64}, {BF16_DEPTH, 2 * BF16_DEPTH, 32 * BF16_DEPTH}, {1, 2, 32},
     {32, 34, 32 + 512}, {32, 18, 32 + 256}, {32, 20, 64 + 256}, {256, 144, 64 + 8 * (32 + 256)}, {256, 210, 32 + 256 + 16 * (128 + 64)},
+    {64, 128, 64 * 32},
 };
 
 static inline void set_nibble(uint8_t* q, int k, int column, int value) {

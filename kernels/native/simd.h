@@ -52,6 +52,15 @@ template <class V> static inline void settle(V& v) {
     asm("" : "+v"(v));
 #endif
 }
+// A product as it stands, which no addition will be fused with: GCC 12 may fuse one of some alike and not the others.
+static inline vf apart(vf v) {
+#if (defined(__AVX512F__) && RK_WIDTH == 16) || (defined(__AVX2__) && RK_WIDTH == 8) || (defined(__SSE2__) && RK_WIDTH == 4)
+    asm("" : "+v"(v));
+#else
+    asm("" : "+m"(v));
+#endif
+    return v;
+}
 static inline vf splat(float x) { return x - vf{}; }
 
 static inline float from_bf16(uint16_t h) { return bits<float>(uint32_t(h) << 16); }

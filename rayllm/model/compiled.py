@@ -201,14 +201,14 @@ class CompiledDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _Packer:
-    """Packs matrices; quantized ones for products in integers if `integer`."""
+    """Packs matrices; for products in integers if `integer`, but those of float32."""
 
     machine: Machine
     integer: bool
 
     def __call__(self, rows: Tensor | Quantized) -> Packed:
         if not isinstance(rows, Quantized):
-            return self.machine.pack(rows)
+            return self.machine.pack(rows, integer=self.integer and rows.dtype != torch.float32)
         kind = Kind[rows.kind]
         entries, size = BLOCK[kind]
         depth = rows.rows.shape[1] // size * entries

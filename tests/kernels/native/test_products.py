@@ -88,13 +88,14 @@ def test_quantized(machine: Machine, kind: Kind) -> None:
         assert torch.equal(machine.linear(x[:count], packed), whole[:count])
 
 
-def test_outputs_are_written_and_nothing_else(machine: Machine, variant: str) -> None:
+@pytest.mark.parametrize("integer", [False, True])
+def test_outputs_are_written_and_nothing_else(machine: Machine, variant: str, integer: bool) -> None:
     """A poisoned output: every number is overwritten, and the columns beside it stay."""
-    packed = machine.pack(torch.randn(37, 20))
+    packed = machine.pack(torch.randn(37, 20).half(), integer=integer)
     x = torch.randn(11, 20)
     room = torch.full((11, 60), float("nan"))
     library_of(variant).rk_linear(
-        machine.handle, packed.kind, False, packed.address, 0, 0, 37, 20, x.data_ptr(), 20, 11, room.data_ptr(), 60
+        machine.handle, packed.kind, integer, packed.address, 0, 0, 37, 20, x.data_ptr(), 20, 11, room.data_ptr(), 60
     )
     assert not room[:, :37].isnan().any()
     assert room[:, 37:].isnan().all()
@@ -110,10 +111,11 @@ def test_argmax_takes_the_first_of_equals(machine: Machine, n: int) -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(49152, 64), (1003, 50), (5, 8), (40, 1537)])
 @pytest.mark.parametrize("rows", [1, 3, 64, 130])
+@pytest.mark.parametrize("integer", [False, True])
 def test_best_columns_are_the_argmax_of_the_products(
-    machine: Machine, lone: Machine, n: int, k: int, rows: int
+    machine: Machine, lone: Machine, n: int, k: int, rows: int, integer: bool
 ) -> None:
     weight = torch.randint(-2, 3, (n, k)).bfloat16()  # small whole numbers, so that there are equals
-    packed, x = machine.pack(weight), torch.randint(-2, 3, (rows, k)).float()
+    packed, x = machine.pack(weight, integer=integer), torch.randint(-2, 3, (rows, k)).float()
     assert torch.equal(machine.best_columns(x, packed), machine.argmax(machine.linear(x, packed)))
     assert torch.equal(lone.best_columns(x, packed), machine.best_columns(x, packed))
