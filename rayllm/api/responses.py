@@ -62,13 +62,15 @@ class Responses:
     async def retrieve(self, call: Call) -> None:
         """A stored response, or its events from some number on."""
         kept, query = self._found(call), call.query()
+        if query.get("stream", "false") not in ("true", "false"):
+            raise RequestError("stream must be true or false", "stream")
         if query.get("stream") != "true":
             await call.json(kept.response)
             return
         if kept.events is None:
             raise RequestError("only a response that was made with background and stream can be streamed", "stream")
         after = query.get("starting_after", "-1")
-        if not after.removeprefix("-").isdecimal() or len(after) > 12:
+        if not after.removeprefix("-").isdecimal() or len(after) > 12 or int(after) < -1:
             raise RequestError("starting_after must be the number of an event", "starting_after")
         await call.while_connected(_follow(call, kept, int(after) + 1))
 
@@ -94,7 +96,7 @@ class Responses:
         """The items that led to a response."""
         items, query = self._found(call).items, call.query()
         limit, order = query.get("limit", "20"), query.get("order", "desc")
-        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= 100:
+        if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= 100:
             raise RequestError("limit must be from 1 to 100", "limit")
         if order not in ("asc", "desc"):
             raise RequestError("order must be 'asc' or 'desc'", "order")
