@@ -92,6 +92,9 @@ class Chat:
         if params.structured_outputs is not None and (after := front.parsers.end_of_reasoning(ids, continued)):
             form = msgspec.structs.replace(params.structured_outputs, after_ids=after)
             params = msgspec.structs.replace(params, structured_outputs=form)
+        if request.thinking_token_budget is not None:
+            thinking = front.parsers.thinking(request.thinking_token_budget, ids, continued)
+            params = msgspec.structs.replace(params, thinking=thinking)
         return ReadyChat(model, params, Prompt(ids, room, echo, parsing), role)
 
     async def render(self, request: ChatRequest) -> list[int]:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayllm.config.serve import FrontendSettings
-from rayllm.errors import ConfigError
+from rayllm.errors import ConfigError, RequestError
+from rayllm.messages.sampling import Thinking
 from rayllm.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
 from rayllm.parsers.output import OutputParser
 from rayllm.parsers.parser import ToolParser
+from rayllm.parsers.reasoning import between_marks
 from rayllm.parsers.registry import load_plugin, reasoning_parsers, tool_parsers
 from rayllm.render.tokenizer import Tokenizer
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 T = TypeVar("T")
 
+_BUDGET = "thinking_token_budget"
 _TAIL = 32
 """Tokens at the end of a prompt that may show whether it ends within reasoning."""
 
@@ -49,6 +52,11 @@ class Parsers:
             load_plugin("--reasoning-parser-plugin", settings.reasoning_parser_plugin)
         self._tools = _find("--tool-call-parser", tool_parsers(), settings.tool_parser)
         self._reasoning = _find("--reasoning-parser", reasoning_parsers(), settings.reasoning_parser)
+        begin, end = settings.reasoning_marks
+        if self._reasoning is None and end:
+            self._reasoning = between_marks(begin, end)
+        self._last_thought = end
+        """What an end of reasoning that is forced says; empty: its mark alone."""
 
     @property
     def part_reasoning(self) -> bool:
@@ -97,8 +105,36 @@ class Parsers:
             return ()
         if reasoning.inside_after(self._tail(prompt), continued) is False:
             return ()
-        id_ = self._tokenizer.token_to_id(ends[0])
-        return tuple(self._tokenizer.encode(ends[0], add_special_tokens=False)) if id_ is None else (id_,)
+        return self._ids(ends[0])
+
+    def thinking(self, budget: int, prompt: Sequence[int], continued: str | None) -> Thinking:
+        """How the reasoning in answers to a prompt is ended after `budget` tokens.
+
+        Raises:
+            RequestError: the budget is none, or this server does not know how reasoning ends.
+        """
+        if budget < 0:
+            raise RequestError("thinking_token_budget must be a whole number that is not negative", _BUDGET)
+        reasoning = self._reasoning
+        if reasoning is None or not (ends := getattr(reasoning, "ends", ())):
+            raise RequestError(
+                "thinking_token_budget needs a server that knows the marks of reasoning; start it with "
+                "--reasoning-parser or --reasoning-config", _BUDGET,
+            )  # fmt: skip
+        inside = reasoning.inside_after(self._tail(prompt), continued)
+        mark = self._ids(ends[0])
+        before = self._last_thought.removesuffix(ends[0])
+        return Thinking(
+            budget=budget,
+            inside=getattr(reasoning, "unmarked", False) if inside is None else inside,
+            begin_ids=tuple(map(self._ids, getattr(reasoning, "begins", ()))),
+            mark_ids=mark,
+            end_ids=(*self._tokenizer.encode(before, add_special_tokens=False), *mark) if before else mark,
+        )
+
+    def _ids(self, mark: str) -> tuple[int, ...]:
+        id_ = self._tokenizer.token_to_id(mark)
+        return tuple(self._tokenizer.encode(mark, add_special_tokens=False)) if id_ is None else (id_,)
 
     def _tail(self, prompt: Sequence[int]) -> str:
         return self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False, continues=True)

@@ -128,6 +128,8 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     """False keeps the first call only."""
+    thinking_token_budget: int | None = None
+    """The most tokens of reasoning, after which it is ended."""
     include_reasoning: bool | None = None
     """False leaves the reasoning out of the answer."""
 
@@ -165,7 +167,6 @@ REFUSED: Mapping[str, Refusal] = {
     "mm_processor_kwargs": Refusal(_MEDIA),
     "media_io_kwargs": Refusal(_MEDIA),
     "reasoning": Refusal("use reasoning_effort and include_reasoning"),
-    "thinking_token_budget": Refusal("the length of reasoning cannot be limited yet; limit max_tokens"),
     "verbosity": Refusal(
         "this model has no such setting; say in the prompt how long the answer should be", ("medium",)
     ),

@@ -106,6 +106,7 @@ def resolve_serve(
         tool_parser_plugin=files.tool_parser_plugin,
         reasoning_parser=values["reasoning-parser"] or None,
         reasoning_parser_plugin=files.reasoning_parser_plugin,
+        reasoning_marks=_reasoning_marks(values),
         auto_tools=values["enable-auto-tool-choice"],
         unused_tools=not values["exclude-tools-when-tool-choice-none"],
         render_workers=values["renderer-num-workers"],
@@ -219,6 +220,31 @@ def _check_parsers(values: Values, files: Files, tokens_only: bool) -> None:
             raise ConfigError(f"--{name}", "reads text, and this server makes none of its answers", "leave it out")
     if values["enable-auto-tool-choice"] and not values["tool-call-parser"]:
         raise ConfigError("--enable-auto-tool-choice", "needs a parser of the model's calls", "give --tool-call-parser")
+
+
+_REASONING_KEYS = ("reasoning_parser", "reasoning_start_str", "reasoning_end_str")
+
+
+def _reasoning_marks(values: Values) -> tuple[str, str]:
+    config = values["reasoning-config"] or {}
+    for key in config:
+        if key not in _REASONING_KEYS:
+            raise ConfigError(f"--reasoning-config.{key}", "is unknown", f"it takes {', '.join(_REASONING_KEYS)}")
+    begin, end = (config.get(f"reasoning_{side}_str") or "" for side in ("start", "end"))
+    for side, given in (("start", begin), ("end", end)):
+        if not isinstance(given, str):
+            raise ConfigError(f"--reasoning-config.reasoning_{side}_str", "must be a text", "give the mark itself")
+    if values["reasoning-parser"]:
+        if begin:
+            raise ConfigError(
+                "--reasoning-config.reasoning_start_str", "is what --reasoning-parser knows itself", "leave one out"
+            )
+    elif bool(begin) != bool(end):
+        missing = "end" if begin else "start"
+        raise ConfigError(
+            f"--reasoning-config.reasoning_{missing}_str", "is missing beside the other mark", "give both marks"
+        )
+    return begin, end
 
 
 def _request_log(values: Values) -> RequestLogSettings | None:

@@ -96,6 +96,8 @@ class FrontendSettings:
     reasoning_parser: str | None = None
     """What parts reasoning from answers, by its name."""
     reasoning_parser_plugin: str | None = None
+    reasoning_marks: tuple[str, str] = ("", "")
+    """What begins and what ends reasoning, beside what the parser knows."""
     auto_tools: bool = False
     """Whether models may choose tools themselves. Goes with `tool_parser`."""
     unused_tools: bool = True

@@ -68,6 +68,12 @@ class ThinkParser(ReasoningParser):
         yield from reader.rest(self.content)
 
 
+def between_marks(begin: str, end: str) -> type[ThinkParser]:
+    """A parser of reasoning between two marks."""
+    marks: dict[str, tuple[str, ...]] = {"begins": (begin,), "ends": (end,), "markers": (begin, end)}
+    return type("BetweenMarks", (ThinkParser,), marks)
+
+
 @register_reasoning_parser("qwen3", "glm45", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "holo2")
 class Think(ThinkParser):
     """`<think>` ... `</think>`, which the model writes where the prompt has not done so."""

@@ -15,6 +15,7 @@ from rayllm.messages.worker import StartRow, StepPlan
 from rayllm.structured.row import RowGrammar
 from rayllm.worker.cascade import find_shared_prefix
 from rayllm.worker.noise import noise_keys, stream_key
+from rayllm.worker.thinking import ThinkingLimit
 from rayllm_kernels import AttentionBatch
 from rayllm_kernels.batch import to_device
 from rayllm_kernels.sampling import Draws, Penalties
@@ -42,6 +43,8 @@ class RowState:
     """One entry of the batch's array: `length`."""
     grammar: RowGrammar | None
     """What the output must follow."""
+    thinking: ThinkingLimit | None
+    """What ends its reasoning."""
 
     @property
     def length(self) -> int:
@@ -219,7 +222,7 @@ class Batch:
             prompt = np.minimum(ask.penalties.prompt, ask.penalties.length)
             ask = replace(ask, penalties=replace(ask.penalties, prompt=prompt))
         edited = [
-            (i, replace(state, prompt_length=int(lengths[i]), known=lengths[i : i + 1], grammar=None))
+            (i, replace(state, prompt_length=int(lengths[i]), known=lengths[i : i + 1], grammar=None, thinking=None))
             for i, state in ask.edited
         ]
         return replace(ask, edited=edited)
@@ -267,6 +270,7 @@ class Batch:
             end_tokens=np.array(ends, np.int64),
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)),
             known=self._length[row : row + 1], grammar=self._follow(sampling),
+            thinking=None if sampling.thinking is None else ThinkingLimit(sampling.thinking),
         )  # fmt: skip
         self._sampling.set(row, start)
 
@@ -300,6 +304,7 @@ class _SamplingArrays:
             self._edits_all
             or p.allowed_token_ids is not None
             or p.structured_outputs is not None
+            or p.thinking is not None
             or bool(p.bad_words_ids or p.logit_bias or p.extra_args)
         )
         self.may_end[row] = start.prompt_length + p.min_tokens

@@ -1,8 +1,8 @@
 """From logits to tokens. A sample cannot depend on its neighbours in the step.
 
 Order, as users of vLLM expect it: the grammar, allowed tokens, bad words, minimum length, logit bias, penalties, the
-user's own processors; then the likeliest token, or temperature, min-p, top-k, top-p and a draw. What grows with the
-vocabulary or the output is an operation of `rayllm_kernels.sampling`, for all rows at once.
+user's own processors, the end of reasoning; then the likeliest token, or temperature, min-p, top-k, top-p and a draw.
+What grows with the vocabulary or the output is an operation of `rayllm_kernels.sampling`, for all rows at once.
 Shapes: R rows, V vocabulary.
 """
 
@@ -125,6 +125,10 @@ class Sampler:
                 except Exception as error:  # a user's own code: its fault ends this request and no other
                     log.exception("logits processor %s failed", name)
                     failed[i] = f"the logits processor {name!r} failed: {error}"
+        for i, state in ask.edited:
+            if state.thinking is not None and (forced := state.thinking.forced(state.output)) is not None:
+                logits_RV[i] = NEVER
+                logits_RV[i, forced] = 0.0
         return failed
 
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from rayllm.messages.sampling import SamplingParams
+from rayllm.messages.sampling import SamplingParams, Thinking
 from rayllm.messages.worker import StartRow, StepPlan
 from rayllm.worker.batch import Batch
 from rayllm.worker.noise import noise_keys, stream_key
 from rayllm.worker.sampler import Sampled, Sampler
+from rayllm.worker.thinking import ThinkingLimit
 from rayllm_kernels.native.library import Machine, library
 from rayllm_kernels.sampling import REFERENCE, SamplingOps
 
@@ -265,3 +266,36 @@ def test_constraints_that_leave_nothing_fail_the_row_alone(temperature: float, o
     sampled = sample(torch.stack([logits(0), logits(1)]), [row, greedy([1])], ops)
     assert list(sampled.failed) == [0]
     assert sampled.token_ids[1] == int(logits(1).argmax())
+
+
+def thought(prompt: list[int], limit: Thinking, total: int, ops: SamplingOps, **more: object) -> list[int]:
+    """The output of a row whose likeliest token is always 7, begun anew for each token, as after a preemption."""
+    output: list[int] = []
+    likes_7 = torch.zeros(1, VOCAB)
+    likes_7[0, 7] = 5.0
+    for _ in range(total):
+        output += sample(likes_7, [greedy(prompt, output, thinking=limit, **more)], ops).token_ids
+    return output
+
+
+@pytest.mark.parametrize(
+    ("limit", "output"),
+    [
+        (Thinking(budget=3, inside=True, begin_ids=((1,),), mark_ids=(2,), end_ids=(2,)), [7, 7, 7, 2, 7, 7, 7]),
+        (Thinking(budget=0, inside=True, begin_ids=((1,),), mark_ids=(2,), end_ids=(5, 6, 2)), [5, 6, 2, 7, 7, 7, 7]),
+        (Thinking(budget=1, begin_ids=((1,),), mark_ids=(2,), end_ids=(2,)), [7] * 7),
+        (Thinking(budget=2, begin_ids=((7, 7),), mark_ids=(2, 3), end_ids=(2, 3)), [7, 7, 7, 7, 2, 3, 7]),
+    ],
+)
+def test_reasoning_ends_with_its_budget(limit: Thinking, output: list[int], ops: SamplingOps) -> None:
+    assert thought([9], limit, 7, ops) == output
+    constrained = {"bad_words_ids": ((2,), (6,)), "allowed_token_ids": (7,), "logit_bias": {2: -100.0}}
+    assert thought([9], limit, 7, ops, **constrained) == output, "the end of reasoning comes whatever else is asked for"
+
+
+def test_reasoning_may_end_by_itself_and_begin_again(ops: SamplingOps) -> None:
+    limit = Thinking(budget=3, inside=True, begin_ids=((1,),), mark_ids=(2,), end_ids=(2,))
+    follow = ThinkingLimit(limit)
+    output = np.array([7, 7, 2, 8, 8, 1, 7], np.int32)
+    assert [follow.forced(output[:n]) for n in range(8)] == [None] * 7 + [2], "all reasoning counts together"
+    assert ThinkingLimit(limit).forced(output) == 2
