@@ -13,6 +13,7 @@ from rayllm.api.choice import Choice, Echo, Piece
 from rayllm.api.conversation import last_role, last_text, render
 from rayllm.api.forced import Forced, forced_calls
 from rayllm.api.front import Front, Prompt, Usage, check_stream
+from rayllm.api.functions import NAMES, with_function_call, with_tools
 from rayllm.api.logprobs import LogprobsWriter
 from rayllm.api.parse import parse_request
 from rayllm.api.parsing import delta_of, message_of
@@ -59,6 +60,13 @@ class Chat:
         Raises:
             RequestError: it was refused.
         """
+        modern = with_tools(request)
+        try:
+            return await self._prepare(modern, older=modern is not request)
+        except RequestError as error:
+            raise (error if modern is request else error.renamed(NAMES)) from None
+
+    async def _prepare(self, request: ChatRequest, older: bool) -> "ReadyChat":
         front = self._front
         model = front.check_model(request)
         check_stream(request)
@@ -88,6 +96,7 @@ class Chat:
             request.include_reasoning is not False,
             request.parallel_tool_calls is not False,
             None if forced is None else forced.parser,
+            _reason_of_calls(request, older),
         )
         if params.structured_outputs is not None and (after := front.parsers.end_of_reasoning(ids, continued)):
             form = msgspec.structs.replace(params.structured_outputs, after_ids=after)
@@ -150,6 +159,7 @@ class ChatWriter:
         )
         self._base = {"id": id_, "created": int(time.time()), "model": model}
         self._head = b"data: " + encode({**self._base, "object": "chat.completion.chunk"})[:-1] + b',"choices":['
+        self._older = bool(request.functions)
         self._token_ids = request.return_token_ids or front.settings.tokens_only
         options = request.stream_options
         self._final_usage = front.settings.force_usage or bool(options and options.include_usage)
@@ -189,6 +199,8 @@ class ChatWriter:
     def _parsed_event(self, index: int, piece: Piece, plain: bool) -> bytes:
         assert piece.events is not None
         delta = delta_of(piece.events)
+        if self._older:
+            delta = with_function_call(delta)
         if plain and not delta:
             return b""
         rest = {"logprobs": None, "finish_reason": None} if plain else self._rest(piece)
@@ -207,6 +219,8 @@ class ChatWriter:
             message = {"role": self._role, "content": piece.text, "refusal": None}
             if piece.events is not None:
                 message |= message_of(piece.events)
+            if self._older:
+                message = with_function_call(message)
             choices.append({"index": index, "message": message, **self._rest(piece)})
         out = {
             **self._base,
@@ -280,6 +294,15 @@ def _forced(request: ChatRequest, params: SamplingParams) -> Forced | None:
         field = params.structured_outputs.field
         raise RequestError(f"{field} and a forced tool call exclude each other; leave one out", field)
     return forced_calls(request.tools, choice, request.parallel_tool_calls is not False)
+
+
+def _reason_of_calls(request: ChatRequest, older: bool) -> str:
+    """The finish reason of an answer that calls tools. One that had to call a certain function stopped, as OpenAI
+    has it, for the client knows what it is.
+    """
+    if isinstance(request.tool_choice, dict):
+        return "stop"
+    return "function_call" if older else "tool_calls"
 
 
 def _check_tool(tool: Json, place: str) -> None:

@@ -34,6 +34,8 @@ class Parsing:
     kept: frozenset[int]
     """Special tokens whose texts the parsers have to see."""
     counts_reasoning: bool
+    reason_of_calls: str
+    """The finish reason of an answer that calls tools and stops."""
 
 
 class Parsers:
@@ -71,6 +73,7 @@ class Parsers:
         show_reasoning: bool = True,
         parallel_calls: bool = True,
         forced: Callable[[Sequence[Json]], ToolParser] | None = None,
+        reason_of_calls: str = "tool_calls",
     ) -> Parsing | None:
         """How answers to a prompt are parsed; None: they are not.
 
@@ -93,7 +96,7 @@ class Parsers:
                 parallel_calls,
             )
 
-        return Parsing(new, self._kept(reasoning, calls), reasoning is not None)
+        return Parsing(new, self._kept(reasoning, calls), reasoning is not None, reason_of_calls)
 
     def end_of_reasoning(self, prompt: Sequence[int], continued: str | None) -> tuple[int, ...]:
         """The tokens that end the reasoning in answers to a prompt, which a form of the answer has to wait for.
@@ -151,7 +154,7 @@ class PieceParser:
     def __init__(self, parsing: Parsing, echo: str) -> None:
         """`echo` is the text of the prompt that the choice shows before its own."""
         self._parser, self._echo = parsing.new(), echo
-        self._counts = parsing.counts_reasoning
+        self._counts, self._reason_of_calls = parsing.counts_reasoning, parsing.reason_of_calls
         self._thoughts = 0
 
     @property
@@ -176,7 +179,7 @@ class PieceParser:
             return
         piece.events += parser.finish()
         if piece.finish_reason == "stop" and 0 < parser.calls_begun == parser.calls_ended:
-            piece.finish_reason = "tool_calls"
+            piece.finish_reason = self._reason_of_calls
 
 
 def delta_of(events: Iterable[Event]) -> Json:
