@@ -17,6 +17,7 @@ from rayllm.api.functions import NAMES, with_function_call, with_tools
 from rayllm.api.logprobs import LogprobsWriter
 from rayllm.api.parse import parse_request
 from rayllm.api.parsing import delta_of, message_of
+from rayllm.api.stored_chats import StoredChats
 from rayllm.api.wire import ChatRequest
 from rayllm.errors import RequestError
 from rayllm.messages.sampling import SamplingParams
@@ -30,6 +31,7 @@ class Chat:
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self.stored = StoredChats(front)
 
     async def __call__(self, call: Call) -> None:
         """Answer one request."""
@@ -37,8 +39,10 @@ class Chat:
         await call.while_connected(self._answer(call, request))
 
     async def _answer(self, call: Call, request: ChatRequest) -> None:
+        keep = self.stored.keeper(request) if request.store else None
         begun = await self.begin(call, request)
-        await answer(call, begun.choices, begun.writer, bool(request.stream))
+        writer = begun.writer if keep is None else keep(begun.writer)
+        await answer(call, begun.choices, writer, bool(request.stream))
 
     async def begin(self, call: Call, request: ChatRequest, prefix: str = "chatcmpl-") -> "BegunChat":
         """Check a request and have its choices admitted. The answer's id begins with `prefix`.
@@ -105,6 +109,16 @@ class Chat:
             thinking = front.parsers.thinking(request.thinking_token_budget, ids, continued)
             params = msgspec.structs.replace(params, thinking=thinking)
         return ReadyChat(model, params, Prompt(ids, room, echo, parsing), role)
+
+    async def check_room(self, request: ChatRequest) -> None:
+        """Check that the conversation leaves room for an answer.
+
+        Raises:
+            ContextTooLong: it does not.
+            RequestError: it cannot be rendered.
+        """
+        ids = await self.render(request)
+        output_room(len(ids), request.max_completion_tokens, self._front.limits)
 
     async def render(self, request: ChatRequest) -> list[int]:
         """The tokens of its conversation.

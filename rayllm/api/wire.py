@@ -136,6 +136,8 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     """The older form of `tools`; an answer calls one at most."""
     function_call: str | Json | None = None
     """The older form of `tool_choice`: `none`, `auto`, or an object with the name of a function."""
+    store: bool | None = None
+    """Keeps the answer, for `GET /v1/chat/completions/{id}` and the like."""
 
 
 class TokenizeRequest(ChatTemplateFields):
@@ -175,7 +177,7 @@ REFUSED: Mapping[str, Refusal] = {
     ),
     "web_search_options": Refusal("this server does not search the web"),
     "prediction": Refusal("predicted outputs are not available; leave the field out"),
-    "store": Refusal("this server keeps no responses; leave the field out", (False,)),
+    "store": Refusal("only chat completions and responses are kept; leave the field out", (False,)),
     "watermarking": Refusal("outputs are not watermarked; leave the field out", (False,)),
     "logprob_token_ids": Refusal("log-probabilities are told of the likeliest tokens; ask for more in top_logprobs"),
     "repetition_detection": Refusal("repetitions are not looked for; use repetition_penalty or a stop string"),
