@@ -102,8 +102,8 @@ class Chat:
             None if forced is None else forced.parser,
             _reason_of_calls(request, older),
         )
-        if params.structured_outputs is not None and (after := front.parsers.end_of_reasoning(ids, continued)):
-            form = msgspec.structs.replace(params.structured_outputs, after_ids=after)
+        if params.structured_outputs is not None:
+            form = front.parsers.after_reasoning(params.structured_outputs, ids, continued)
             params = msgspec.structs.replace(params, structured_outputs=form)
         if request.thinking_token_budget is not None:
             thinking = front.parsers.thinking(request.thinking_token_budget, ids, continued)
