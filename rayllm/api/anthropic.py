@@ -113,6 +113,8 @@ class MessagesWriter:
         reason, sequence = self._parts.finish_reason, self._parts.stop_reason
         if reason == "stop" and isinstance(sequence, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
+        if reason == "stop" and self._parts.all and _is_whole_call(self._parts.all[-1]):
+            reason = "tool_calls"  # of a named function, which chat completions tell as a stop
         return {"stop_reason": _STOP_REASONS.get(reason or "stop", "end_turn"), "stop_sequence": None}
 
     def _usage(self) -> Json:
@@ -175,6 +177,13 @@ def _block(part: Part) -> Json:
             return {"type": "thinking", "thinking": part.text, "signature": ""}
         case "tool_call":
             return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": _input(part.text)}
+
+
+def _is_whole_call(part: Part) -> bool:
+    try:
+        return part.kind == "tool_call" and isinstance(msgspec.json.decode(part.text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 def _input(arguments: str) -> Json:

@@ -11,6 +11,7 @@ from rayllm.api.batch_chat import BatchChatRequest
 from rayllm.api.control import AbortRequest
 from rayllm.api.generate import GenerateRequest
 from rayllm.api.responses_request import PASSED, InputTokensRequest, ResponsesRequest
+from rayllm.api.stored_chats import ChatUpdate
 from rayllm.api.wire import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 TOKENIZER_INFO = ("/tokenizer_info", "/get_tokenizer_info")
@@ -18,6 +19,7 @@ TOKENIZER_INFO = ("/tokenizer_info", "/get_tokenizer_info")
 
 _BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation"),
+    "/v1/chat/completions/{id}": (ChatUpdate, "Give a stored one other metadata"),
     "/v1/completions": (CompletionRequest, "Go on with a text"),
     "/v1/chat/completions/batch": (BatchChatRequest, "Answer several conversations"),
     "/v1/chat/completions/render": (ChatRequest, "The tokens of a conversation, for /inference/v1/generate"),
@@ -34,6 +36,9 @@ _BODIES: dict[str, tuple[type[BaseModel], str]] = {
     "/detokenize": (DetokenizeRequest, "The text of token ids"),
 }
 _GETS = {
+    "/v1/chat/completions": "Those that are stored",
+    "/v1/chat/completions/{id}": "A stored one",
+    "/v1/chat/completions/{id}/messages": "The messages that led to it",
     "/v1/models": "The models that are served",
     "/v1/models/{id}": "One of them",
     "/v1/responses/{id}": "A stored response",
@@ -62,12 +67,13 @@ def openapi_document(tokenizer_info: bool = False) -> dict[str, Any]:
     if tokenizer_info:
         for path in TOKENIZER_INFO:
             paths[path] = {"get": _operation("The tokenizer's settings and the chat template")}
-    paths["/v1/responses/{id}"]["delete"] = _operation("Forget it")
+    for path in ("/v1/responses/{id}", "/v1/chat/completions/{id}"):
+        paths[path]["delete"] = _operation("Forget it")
     paths["/v1/responses/{id}/cancel"] = {"post": _operation("End a background response")}
     for path, (kind, summary) in _BODIES.items():
         schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
-        paths[path] = {"post": {**_operation(summary), "requestBody": body}}
+        paths.setdefault(path, {})["post"] = {**_operation(summary), "requestBody": body}
     for path, methods in paths.items():
         if "{id}" in path:
             for operation in methods.values():

@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from rayllm.config.serve import FrontendSettings
 from rayllm.errors import ConfigError, RequestError
 from rayllm.messages.sampling import Thinking
+from rayllm.messages.structured import StructuredOutputs
 from rayllm.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
 from rayllm.parsers.output import OutputParser
 from rayllm.parsers.parser import ToolParser
@@ -34,6 +37,8 @@ class Parsing:
     kept: frozenset[int]
     """Special tokens whose texts the parsers have to see."""
     counts_reasoning: bool
+    reason_of_calls: str
+    """The finish reason of an answer that calls tools and stops."""
 
 
 class Parsers:
@@ -71,6 +76,7 @@ class Parsers:
         show_reasoning: bool = True,
         parallel_calls: bool = True,
         forced: Callable[[Sequence[Json]], ToolParser] | None = None,
+        reason_of_calls: str = "tool_calls",
     ) -> Parsing | None:
         """How answers to a prompt are parsed; None: they are not.
 
@@ -93,19 +99,24 @@ class Parsers:
                 parallel_calls,
             )
 
-        return Parsing(new, self._kept(reasoning, calls), reasoning is not None)
+        return Parsing(new, self._kept(reasoning, calls), reasoning is not None, reason_of_calls)
 
-    def end_of_reasoning(self, prompt: Sequence[int], continued: str | None) -> tuple[int, ...]:
-        """The tokens that end the reasoning in answers to a prompt, which a form of the answer has to wait for.
+    def after_reasoning(
+        self, form: StructuredOutputs, prompt: Sequence[int], continued: str | None
+    ) -> StructuredOutputs:
+        """A form as answers to a prompt have it: after their reasoning.
 
-        Nothing where no parser tells reasoning apart, or the prompt ends it.
+        Where the prompt does not show whether there is any, an answer shows it by how it begins.
         """
         reasoning = self._reasoning
         if reasoning is None or not (ends := getattr(reasoning, "ends", ())):
-            return ()
-        if reasoning.inside_after(self._tail(prompt), continued) is False:
-            return ()
-        return self._ids(ends[0])
+            return form
+        inside = reasoning.inside_after(self._tail(prompt), continued)
+        if inside is False:
+            return form
+        told = inside or getattr(reasoning, "unmarked", False)
+        begins = () if told else tuple(map(self._ids, getattr(reasoning, "begins", ())))
+        return msgspec.structs.replace(form, after_ids=self._ids(ends[0]), begin_ids=begins)
 
     def thinking(self, budget: int, prompt: Sequence[int], continued: str | None) -> Thinking:
         """How the reasoning in answers to a prompt is ended after `budget` tokens.
@@ -151,7 +162,7 @@ class PieceParser:
     def __init__(self, parsing: Parsing, echo: str) -> None:
         """`echo` is the text of the prompt that the choice shows before its own."""
         self._parser, self._echo = parsing.new(), echo
-        self._counts = parsing.counts_reasoning
+        self._counts, self._reason_of_calls = parsing.counts_reasoning, parsing.reason_of_calls
         self._thoughts = 0
 
     @property
@@ -176,7 +187,7 @@ class PieceParser:
             return
         piece.events += parser.finish()
         if piece.finish_reason == "stop" and 0 < parser.calls_begun == parser.calls_ended:
-            piece.finish_reason = "tool_calls"
+            piece.finish_reason = self._reason_of_calls
 
 
 def delta_of(events: Iterable[Event]) -> Json:

@@ -11,6 +11,7 @@ from rayllm.api.chat import BegunChat, Chat
 from rayllm.api.errors import ErrorReply
 from rayllm.api.front import Front
 from rayllm.api.generate import Rendering
+from rayllm.api.paging import page_of
 from rayllm.api.parse import parse_request
 from rayllm.api.responses_request import (
     NAMES,
@@ -18,13 +19,15 @@ from rayllm.api.responses_request import (
     InputTokensRequest,
     ResponsesRequest,
     chat_request,
+    from_turn,
     items_of,
     parse,
+    turns,
 )
 from rayllm.api.responses_store import Kept, ResponseStore
 from rayllm.api.responses_writer import ResponseWriter
 from rayllm.api.wire import ChatRequest
-from rayllm.errors import RequestError
+from rayllm.errors import ContextTooLong, RequestError
 
 Json = dict[str, Any]
 
@@ -44,7 +47,7 @@ class Responses:
     async def render(self, call: Call) -> None:
         """An input as a request of `/inference/v1/generate`."""
         request, passed = parse(await call.body(self._front.settings.max_body_bytes))
-        chat = self._chat_request(request, *self._items(request), passed)
+        chat = await call.while_connected(self._fitting(request, *self._items(request), passed))
         try:
             await self._rendering.render(call, chat)
         except RequestError as error:
@@ -55,8 +58,7 @@ class Responses:
         body = await call.body(self._front.settings.max_body_bytes)
         request = parse_request(InputTokensRequest, body, REFUSED)
         self._front.check_model(request)
-        chat = self._chat_request(request, *self._items(request), {})
-        ids = await call.while_connected(self._chat.render(chat))
+        ids = await call.while_connected(self._ids(request))
         await call.json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     async def retrieve(self, call: Call) -> None:
@@ -92,22 +94,7 @@ class Responses:
 
     async def input_items(self, call: Call) -> None:
         """The items that led to a response."""
-        items, query = self._found(call).items, call.query()
-        limit, order = query.get("limit", "20"), query.get("order", "desc")
-        if not limit.isdecimal() or not 1 <= int(limit[:9]) <= 100:
-            raise RequestError("limit must be from 1 to 100", "limit")
-        if order not in ("asc", "desc"):
-            raise RequestError("order must be 'asc' or 'desc'", "order")
-        if order == "desc":
-            items = items[::-1]
-        if (after := query.get("after")) is not None:
-            places = [i for i, item in enumerate(items) if item.get("id") == after]
-            if not places:
-                raise RequestError("after must be the id of an item", "after")
-            items = items[places[0] + 1 :]
-        page = items[: int(limit)]
-        ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
-        await call.json({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
+        await call.json(page_of(self._found(call).items, call.query(), order="desc"))
 
     # -- within
 
@@ -118,7 +105,7 @@ class Responses:
         if request.background:
             self._store.check_room()
         items, known = self._items(request)
-        chat = self._chat_request(request, items, known, passed)
+        chat = await self._fitting(request, items, known, passed)
         begun = await self._begin(call, chat)
         kept: list[Kept] = []
 
@@ -180,6 +167,38 @@ class Responses:
         except RequestError as error:
             raise error.renamed(NAMES) from None
 
+    async def _ids(self, request: InputTokensRequest) -> list[int]:
+        return await self._chat.render(await self._fitting(request, *self._items(request), {}))
+
+    async def _fitting(self, request: InputTokensRequest, items: list[Json], known: int, passed: Json) -> ChatRequest:
+        """The chat of some items, with `truncation` `auto` without as many of the oldest turns as do not fit."""
+        chat = self._chat_request(request, items, known, passed)
+        starts = turns(items)
+        if request.truncation != "auto" or not starts or await self._fits(chat):
+            return chat
+
+        def from_(start: int) -> ChatRequest:
+            left = from_turn(items, start)
+            return self._chat_request(request, left, known - (len(items) - len(left)), passed)
+
+        low, high = 0, len(starts) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if await self._fits(from_(starts[middle])):
+                high = middle
+            else:
+                low = middle + 1
+        return from_(starts[low])
+
+    async def _fits(self, chat: ChatRequest) -> bool:
+        try:
+            await self._chat.check_room(chat)
+        except ContextTooLong:
+            return False
+        except RequestError as error:
+            raise error.renamed(NAMES) from None
+        return True
+
     def _echoed(self, request: ResponsesRequest, chat: ChatRequest) -> Json:
         """What a response repeats of its request."""
         defaults = self._front.settings.generation_defaults
@@ -200,7 +219,7 @@ class Responses:
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": defaults.get("top_p", 1.0) if chat.top_p is None else chat.top_p,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "user": request.user,
         }
 

@@ -87,7 +87,8 @@ class InputTokensRequest(Wire):
     text: Json | None = None
     tool_choice: str | Json | None = None
     tools: list[Json] | None = None
-    truncation: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """`auto` leaves out the oldest turns, where all do not fit the context."""
     parallel_tool_calls: bool | None = None
 
 
@@ -147,8 +148,6 @@ def chat_request(request: InputTokensRequest, items: Sequence[Json], known: int,
     Raises:
         RequestError: names the field.
     """
-    if request.truncation not in (None, "disabled"):
-        raise RequestError("truncation must be 'disabled': input is not cut here; leave out old items", "truncation")
     tools, choice = _tools(request)
     fields: Json = {
         **passed,
@@ -283,6 +282,17 @@ def _add(out: list[Json], item: Json, place: str) -> None:
         case kind:
             known = "'message', 'reasoning', 'function_call' or 'function_call_output'"
             raise RequestError(f"{place} is of type {repr(kind)[:40]}, but this server takes {known}", place)
+
+
+def turns(items: Sequence[Json]) -> list[int]:
+    """The places at which turns begin, but for the first: messages of users."""
+    users = [i for i, item in enumerate(items) if item.get("type") == "message" and item.get("role") == "user"]
+    return users[1:]
+
+
+def from_turn(items: Sequence[Json], start: int) -> list[Json]:
+    """The items from one turn on, behind what the system says."""
+    return [*(item for item in items[:start] if item.get("role") in ("system", "developer")), *items[start:]]
 
 
 def _goes_on(out: list[Json]) -> bool:

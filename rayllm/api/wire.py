@@ -132,6 +132,12 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     """The most tokens of reasoning, after which it is ended."""
     include_reasoning: bool | None = None
     """False leaves the reasoning out of the answer."""
+    functions: list[Json] | None = None
+    """The older form of `tools`; an answer calls one at most."""
+    function_call: str | Json | None = None
+    """The older form of `tool_choice`: `none`, `auto`, or an object with the name of a function."""
+    store: bool | None = None
+    """Keeps the answer, for `GET /v1/chat/completions/{id}` and the like."""
 
 
 class TokenizeRequest(ChatTemplateFields):
@@ -157,7 +163,6 @@ class Refusal:
 
 
 _MEDIA = "this server takes and gives text only"
-_TOOLS = "this form of tool calls is not available; use tools and tool_choice"
 
 REFUSED: Mapping[str, Refusal] = {
     "early_stopping": Refusal("beam search stops when no beam can get better; leave the field out", (False,)),
@@ -170,11 +175,9 @@ REFUSED: Mapping[str, Refusal] = {
     "verbosity": Refusal(
         "this model has no such setting; say in the prompt how long the answer should be", ("medium",)
     ),
-    "functions": Refusal(_TOOLS, ([],)),
-    "function_call": Refusal(_TOOLS, ("none",)),
     "web_search_options": Refusal("this server does not search the web"),
     "prediction": Refusal("predicted outputs are not available; leave the field out"),
-    "store": Refusal("this server keeps no responses; leave the field out", (False,)),
+    "store": Refusal("only chat completions and responses are kept; leave the field out", (False,)),
     "watermarking": Refusal("outputs are not watermarked; leave the field out", (False,)),
     "logprob_token_ids": Refusal("log-probabilities are told of the likeliest tokens; ask for more in top_logprobs"),
     "repetition_detection": Refusal("repetitions are not looked for; use repetition_penalty or a stop string"),

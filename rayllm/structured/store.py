@@ -100,8 +100,11 @@ class Grammars:
         asked = sampling.structured_outputs
         if asked is None:
             return None
-        after = () if self._settings.enable_in_reasoning else asked.after_ids
-        return RowGrammar(lambda: self.get(asked), after, self._ends, sampling.stop_token_ids)
+        free = not self._settings.enable_in_reasoning
+        return RowGrammar(
+            lambda: self.get(asked), asked.after_ids if free else (), self._ends, sampling.stop_token_ids,
+            asked.begin_ids if free else (),
+        )  # fmt: skip
 
     @property
     def kept(self) -> int:
@@ -183,7 +186,7 @@ class Grammars:
             backend = settings.backend  # type: ignore[assignment]
         no_space, no_more = asked.disable_any_whitespace, asked.disable_additional_properties
         settled = msgspec.structs.replace(
-            asked, backend=backend, after_ids=(),
+            asked, backend=backend, after_ids=(), begin_ids=(),
             disable_any_whitespace=settings.disable_any_whitespace if no_space is None else no_space,
             disable_additional_properties=settings.disable_additional_properties if no_more is None else no_more,
         )  # fmt: skip

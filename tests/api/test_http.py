@@ -65,7 +65,7 @@ class TestBodies:
 
 class TestErrors:
     @pytest.mark.parametrize(("method", "path", "status"), [
-        ("GET", "/nothing", 404), ("POST", "/v1/embeddings", 404), ("GET", CHAT, 405), ("DELETE", "/v1/models", 405),
+        ("GET", "/nothing", 404), ("POST", "/v1/embeddings", 404), ("PUT", CHAT, 405), ("DELETE", "/v1/models", 405),
         ("PUT", "/health", 405), ("GET", "/", 404)])  # fmt: skip
     async def test_routes(self, api, method, path, status):
         refused(await api.request(method, path), status)
