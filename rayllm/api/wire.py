@@ -101,6 +101,8 @@ class CompletionRequest(SamplingFields):
 
     prompt: str | list[Any] | None = None
     """A text, texts, token ids, or lists of token ids."""
+    prompt_embeds: str | list[str] | None = None
+    """Prompts as embeddings, answered before those of `prompt`: files of `torch.save` in base64."""
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
@@ -161,7 +163,7 @@ _TOOLS = "this form of tool calls is not available; use tools and tool_choice"
 
 REFUSED: Mapping[str, Refusal] = {
     "early_stopping": Refusal("beam search stops when no beam can get better; leave the field out", (False,)),
-    "prompt_embeds": Refusal("prompts as embeddings are not available; send text or token ids"),
+    "prompt_embeds": Refusal("prompts as embeddings are taken by /v1/completions"),
     "modalities": Refusal(_MEDIA, (["text"],)),
     "audio": Refusal(_MEDIA),
     "mm_processor_kwargs": Refusal(_MEDIA),

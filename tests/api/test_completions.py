@@ -1,10 +1,14 @@
 """`/v1/completions`."""
 
+import base64
+import io
+
 import pytest
+import torch
 
 from rayllm.api.fake import Script
 
-from .conftest import MAX_LEN, events, finish, joined, ok, refused
+from .conftest import MAX_LEN, Harness, events, finish, joined, ok, refused
 
 
 async def test_plain(api):
@@ -274,3 +278,45 @@ async def test_token_ids_in_the_answer(api):
 
 async def test_too_many_choices(api):
     assert refused(await api.complete(prompt=["a"] * 100, n=100))["param"] == "n"
+
+
+def saved_rows(tokens: int) -> str:
+    """Embeddings as clients send them."""
+    file = io.BytesIO()
+    torch.save(torch.ones(tokens, 4), file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.option("enable-prompt-embeds")
+async def test_prompts_as_embeddings():
+    """Answered before those of text, as clients of vLLM expect."""
+    api = Harness(prompt_embeds=True)
+    one, two = saved_rows(3), saved_rows(5)
+    body = ok(await api.complete(prompt="", prompt_embeds=one, n=2, return_token_ids=True))
+    assert body["usage"]["prompt_tokens"] == 3
+    assert [choice["prompt_token_ids"] for choice in body["choices"]] == [None, None]
+    assert [add.prompt_token_ids for add in api.service.adds] == [[0] * 3] * 2
+    assert [add.prompt_embeds for add in api.service.adds] == [base64.b64decode(one)] * 2
+    ok(await api.complete(prompt=None, prompt_embeds=[one, two]))
+    assert [len(add.prompt_token_ids) for add in api.service.adds[2:]] == [3, 5]
+    ok(await api.complete(prompt=["hi", "ho"], prompt_embeds=two))
+    assert [add.prompt_embeds is None for add in api.service.adds[4:]] == [False, True, True]
+    assert api.service.adds[5].prompt_token_ids == api.ids("hi")
+
+
+async def test_embeddings_that_cannot_be_used_are_refused():
+    one = saved_rows(3)
+    assert "--enable-prompt-embeds" in refused(await Harness().complete(prompt="", prompt_embeds=one))["message"]
+    api = Harness(prompt_embeds=True)
+    for embeds in ("", "é", "x", "QUJD", one[:-40], 5, [1], [one, "QUJD"], {"a": 1}):
+        assert refused(await api.complete(prompt="", prompt_embeds=embeds))["param"] == "prompt_embeds", embeds
+    assert refused(await api.complete(prompt="", prompt_embeds=saved_rows(MAX_LEN + 1)))["param"] == "prompt"
+    assert refused(await api.complete(prompt="", prompt_embeds=[]))["param"] == "prompt"
+    for field, value in (("echo", True), ("prompt_logprobs", 0), ("truncate_prompt_tokens", 2)):
+        assert refused(await api.complete(prompt="", prompt_embeds=one, **{field: value}))["param"] == field
+    small = Harness(prompt_embeds=True, max_body_bytes=8000)
+    assert refused(await small.complete(prompt="", prompt_embeds=one, n=8))["param"] == "prompt_embeds"
+    assert refused(await api.chat(prompt_embeds=one))["param"] == "prompt_embeds"
+    render = await api.post("/v1/completions/render", model="tiny", prompt="", prompt_embeds=one)
+    assert refused(render)["param"] == "prompt_embeds"
+    assert not api.service.adds
