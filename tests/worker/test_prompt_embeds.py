@@ -75,6 +75,8 @@ def test_rows_of_tokens_are_those_tokens(folders: dict[str, Path], name: str, ch
     """Beside prompts of tokens, in pieces, preempted, and with a warm cache."""
     runner = Runner(read_model_facts(str(folders[name])), prompt_embeds=True, **changes)
     adds = without_prompt_penalty()
+    if changes.get("attention_backend") == "torch":
+        adds = adds[:5]  # each of its steps takes long
     alike = embedded(adds, rows_of(folders[name]))
     mixed = [one for pair in zip(adds, alike, strict=True) for one in pair]
     for _ in range(2):
