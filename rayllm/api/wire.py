@@ -71,6 +71,8 @@ class SamplingFields(Wire):
     guided_regex: str | None = None
     guided_whitespace_pattern: str | None = None
     ignore_eos: bool | None = None
+    logprob_token_ids: list[int] | None = None
+    """With logprobs: the tokens whose log-probabilities are told beside each, in place of the likeliest ones."""
     length_penalty: float | None = None
     """The power of its length by which a beam's sum of log-probabilities is divided; left out, 1."""
     include_stop_str_in_output: bool | None = None
@@ -84,6 +86,8 @@ class SamplingFields(Wire):
     return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
+    stream_interval: int | None = None
+    """Tokens between two chunks but the first and the last; left out, as --stream-interval says."""
     stop_token_ids: list[int] | None = None
     structural_tag: str | Json | None = None
     structured_outputs: Json | None = None
@@ -178,9 +182,7 @@ REFUSED: Mapping[str, Refusal] = {
     "prediction": Refusal("predicted outputs are not available; leave the field out"),
     "store": Refusal("this server keeps no responses; leave the field out", (False,)),
     "watermarking": Refusal("outputs are not watermarked; leave the field out", (False,)),
-    "logprob_token_ids": Refusal("log-probabilities are told of the likeliest tokens; ask for more in top_logprobs"),
     "repetition_detection": Refusal("repetitions are not looked for; use repetition_penalty or a stop string"),
-    "stream_interval": Refusal("it is set for the server, by --stream-interval"),
     "session_id": Refusal("requests are placed by load; prefixes are found by content"),
     "return_token_offsets": Refusal("offsets of a prompt are told with echo and logprobs in /v1/completions", (False,)),
     "return_prompt_text": Refusal("use /v1/chat/completions/render and /detokenize", (False,)),

@@ -29,6 +29,7 @@ class Admission:
         for name, tokens in zip(("prompt", "output_token_ids", "stop_token_ids", "logit_bias"), ids, strict=True):
             self._check_ids(name, tokens)
         self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
+        self._check_ids("logprob_token_ids", sampling.logprob_token_ids)
         for word in sampling.bad_words_ids:
             self._check_ids("bad_words", word)
         wanted = 1 if sampling.max_tokens is None else sampling.max_tokens

@@ -81,7 +81,7 @@ class Engine:
             pool.watch(residency)
         self._work = Work(config) if config.estimate_work else None
         self._iterations = IterationLog() if config.log_iterations else None
-        self._interval = StreamInterval(config.stream_interval) if config.stream_interval > 1 else None
+        self._interval = StreamInterval(config.stream_interval)
         self._requests: dict[tuple[int, int], Request] = {}
         self._sent: deque[tuple[PlannedStep, Future[StepResult]]] = deque()
         self._depth = 2 if config.async_scheduling else 1
@@ -375,8 +375,7 @@ class Engine:
             self._count(request, output, now)
             if output.cached_tokens is not None or output.finish_reason is not None:
                 output = msgspec.structs.replace(output, times=self._times(request, now))
-            send = output if self._interval is None else self._interval.take(request, output)
-            if send is not None:
+            if (send := self._interval.take(request, output)) is not None:
                 outputs.setdefault(request.client, []).append(send)
         self._update_load()
         return outputs

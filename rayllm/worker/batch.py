@@ -332,7 +332,7 @@ class _SamplingArrays:
             or p.allowed_token_ids is not None
             or p.structured_outputs is not None
             or p.thinking is not None
-            or bool(p.bad_words_ids or p.logit_bias or p.extra_args)
+            or bool(p.logprob_token_ids or p.bad_words_ids or p.logit_bias or p.extra_args)
         )
         self.may_end[row] = start.prompt_length + p.min_tokens
         self.prompt_length[row] = start.prompt_length

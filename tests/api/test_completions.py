@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from rayllm.api.fake import Script
+from rayllm.api.logprobs import bare
+from rayllm.messages.ingress import TokenLogprobs
 
 from .conftest import MAX_LEN, Harness, events, finish, joined, ok, refused
 
@@ -320,3 +322,29 @@ async def test_embeddings_that_cannot_be_used_are_refused():
     render = await api.post("/v1/completions/render", model="tiny", prompt="", prompt_embeds=one)
     assert refused(render)["param"] == "prompt_embeds"
     assert not api.service.adds
+
+
+async def test_logprobs_of_tokens_that_are_asked_for(api):
+    """In place of the likeliest, which a client that must give a number has asked for as well."""
+    ok(await api.complete(logprobs=3, logprob_token_ids=[5, 6, 5]))
+    ok(await api.chat(logprobs=True, logprob_token_ids=[7]))
+    ok(await api.complete(logprobs=3, logprob_token_ids=[]))
+    asked = [(add.sampling.logprobs, add.sampling.logprob_token_ids) for add in api.service.adds]
+    assert asked == [(0, (5, 6)), (0, (7,)), (3, ())]
+    for wrong in ([-1], [api.vocab], ["5"], 5, list(range(129))):
+        assert refused(await api.complete(logprobs=1, logprob_token_ids=wrong))["param"] == "logprob_token_ids"
+    assert refused(await api.complete(logprob_token_ids=[5]))["param"] == "logprob_token_ids"
+    beams = await api.complete(logprobs=1, logprob_token_ids=[5], use_beam_search=True)
+    assert refused(beams)["param"] == "logprob_token_ids"
+
+
+async def test_a_request_says_how_often_it_hears(api):
+    ok(await api.chat(stream_interval=7))
+    assert api.service.adds[-1].sampling.stream_interval == 7
+    for wrong in (0, -1, 1.5, "3", True):
+        assert refused(await api.chat(stream_interval=wrong))["param"] == "stream_interval"
+
+
+def test_ranks_of_tokens_that_were_asked_for():
+    (entry,) = bare([TokenLogprobs(5, -1.0, 2, [6, 7], [-0.5, -3.0], [1, 9])])["content"]
+    assert [one["rank"] for one in entry["top_logprobs"]] == [1, 9]
