@@ -25,6 +25,7 @@ _NEUTRAL = {
     "bad_words": ([],),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
+    "logprob_token_ids": ([],),
     "min_p": (0,),
     "presence_penalty": (0,),
     "prompt_logprobs": (),

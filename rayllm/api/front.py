@@ -36,6 +36,8 @@ class Prompt:
     echo: Echo | None = None
     parsing: Parsing | None = None
     """How the texts that follow it are parsed."""
+    embeds: bytes | None = None
+    """A file of `torch.save` with what stands in place of the tokens, which are then all 0."""
 
 
 class Front:
@@ -113,6 +115,7 @@ class Front:
             Add(
                 request_id=0,
                 prompt_token_ids=prompt.token_ids,
+                prompt_embeds=prompt.embeds,
                 sampling=msgspec.structs.replace(params, n=1, max_tokens=prompt.max_tokens),
                 choice_index=i,
                 priority=priority,

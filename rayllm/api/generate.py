@@ -16,6 +16,7 @@ from rayllm.api.logprobs import LogprobsWriter, bare
 from rayllm.api.parse import parse_fields, parse_request
 from rayllm.api.wire import ChatRequest, CompletionRequest, Refusal, StreamOptions, Wire
 from rayllm.errors import RequestError
+from rayllm.messages.embeds import FIELD
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import check_ids, output_room
 
@@ -158,6 +159,8 @@ class Rendering:
     async def completions(self, call: Call) -> None:
         """Each prompt as a request."""
         request = parse_request(CompletionRequest, await call.body(self._front.settings.max_body_bytes))
+        if request.prompt_embeds is not None:
+            raise RequestError("prompt_embeds cannot be written as token ids; send them to /v1/completions", FIELD)
         model, params, prompts = await call.while_connected(self._completions.prepare(request))
         await call.json([_generate_fields(call, request, model, params, prompt) for prompt in prompts])
 
@@ -173,6 +176,7 @@ def _completion_request(request: GenerateRequest) -> CompletionRequest:
         "echo",
         "suffix",
         "best_of",
+        "prompt_embeds",
         "request_id",
         "truncate_prompt_tokens",
     }

@@ -144,6 +144,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         memory_share_given="gpu-memory-utilization" in values.given,
         engines_on_host=engines,
         enable_prefix_caching=values["enable-prefix-caching"] is not False,
+        prompt_embeds=_prompt_embeds(values, facts),
         scheduling_policy=values["scheduling-policy"],
         async_scheduling=values["async-scheduling"] is not False,
         threads=max(1, hardware.cpus // engines),
@@ -215,6 +216,14 @@ def _kv_layout(values: Values, facts: ModelFacts, kv_cache: KvCacheSettings) -> 
         return KVLayout()
     wanted = values["max-model-len"]
     return group_layers(spec_of(facts).windows, wanted if wanted and wanted > 0 else facts.max_model_len)
+
+
+def _prompt_embeds(values: Values, facts: ModelFacts) -> bool:
+    if values["enable-prompt-embeds"] and not isinstance(facts.config.get("hidden_size"), int):
+        raise ConfigError(
+            "--enable-prompt-embeds", "needs hidden_size, which this model's config does not have", "leave it out"
+        )
+    return bool(values["enable-prompt-embeds"])
 
 
 def _cascade_attention(values: Values, facts: ModelFacts) -> bool:

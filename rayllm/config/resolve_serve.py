@@ -101,6 +101,7 @@ def resolve_serve(
         trust_request_chat_template=values["trust-request-chat-template"],
         request_id_headers=values["enable-request-id-headers"],
         tokens_as_token_ids=values["return-tokens-as-token-ids"] or tokens_only,
+        prompt_embeds=values["enable-prompt-embeds"],
         tokens_only=tokens_only,
         tool_parser=values["tool-call-parser"],
         tool_parser_plugin=files.tool_parser_plugin,

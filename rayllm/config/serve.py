@@ -78,6 +78,8 @@ class FrontendSettings:
     """Whether responses carry X-Request-Id."""
     tokens_as_token_ids: bool = False
     """Logprobs name tokens as `token_id:5`, in every response."""
+    prompt_embeds: bool = False
+    """Whether prompts may come as embeddings."""
     tokens_only: bool = False
     """Whether answers hold token ids and no text."""
     render_workers: int = 1

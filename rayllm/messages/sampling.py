@@ -64,8 +64,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Choices; each is a request of its own in the engine, with a choice index."""
     logprobs: int | None = None
     """Alternatives reported beside each token (0: the chosen one only; -1: the whole vocabulary)."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens reported beside each in place of the likeliest alternatives. Goes with `logprobs`."""
     prompt_logprobs: int | None = None
-    """The same for prompt tokens."""
+    """As `logprobs`, for prompt tokens."""
+    stream_interval: int | None = None
+    """Tokens between two outputs but the first and the last. None: as the engine has it."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None

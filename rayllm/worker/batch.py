@@ -12,6 +12,7 @@ import torch
 
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.worker import StartRow, StepPlan
+from rayllm.model.layers import Embedded
 from rayllm.structured.row import RowGrammar
 from rayllm.worker.cascade import find_shared_prefix
 from rayllm.worker.noise import noise_keys, stream_key
@@ -99,6 +100,7 @@ class StepInputs:
     starts: Ints  # (B,) tokens computed before this step
     sampled_rows: Rows  # (R,)
     sampled_positions: torch.Tensor  # (R,) int64, indices into T
+    embedded: Embedded | None  # tokens that come as embeddings
 
 
 class Batch:
@@ -134,6 +136,8 @@ class Batch:
         self._blocks = np.zeros((rows, -(-(max_tokens + 1) // block_size) * groups), np.int32)
         self._num_blocks = np.zeros(rows, np.int32)
         self._state: list[RowState | None] = [None] * rows
+        self._embeds: dict[int, npt.NDArray[np.float32]] = {}
+        """By row: what stands in place of its prompt's tokens, until these are computed."""
         self._sampling = _SamplingArrays(rows, edits_all)
 
     def apply(self, plan: StepPlan) -> None:
@@ -177,7 +181,24 @@ class Batch:
             positions=to_device(positions, device), attention=attention, rows=rows, counts=counts,
             starts=starts, sampled_rows=rows[reached],
             sampled_positions=to_device((ends[reached] - 1).astype(np.int64), device),
+            embedded=self._embedded(plan.rows, starts.tolist(), ends.tolist(), device) if self._embeds else None,
         )  # fmt: skip
+
+    def _embedded(
+        self, rows: Sequence[int], starts: list[int], ends: list[int], device: torch.device
+    ) -> Embedded | None:
+        """Those of a step's tokens that come as embeddings: row i computes from `starts[i]` on, to `ends[i]` in T."""
+        at, parts = [], []
+        begin = 0
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            if (embeds := self._embeds.get(row)) is not None:
+                part = embeds[start : start + end - begin]
+                at.append(np.arange(begin, begin + len(part)))
+                parts.append(part)
+            begin = end
+        if not at:
+            return None
+        return Embedded(to_device(np.concatenate(at), device), torch.from_numpy(np.concatenate(parts)))
 
     def prompt_logprobs_wanted(self, inputs: StepInputs) -> list[PromptAsk]:
         """Rows of this step whose prompt log-probabilities are asked for."""
@@ -198,6 +219,9 @@ class Batch:
     def advance(self, inputs: StepInputs) -> None:
         """Note that the step's tokens are computed."""
         self._computed[inputs.rows] += inputs.counts
+        if inputs.embedded is not None:
+            for row in [row for row, embeds in self._embeds.items() if self._computed[row] >= len(embeds)]:
+                del self._embeds[row]
 
     def state(self, row: int) -> RowState:
         """What the sampler knows of a row."""
@@ -260,6 +284,9 @@ class Batch:
         self._tokens[row, :length] = start.token_ids
         self._length[row] = length
         self._computed[row] = start.computed
+        self._embeds.pop(row, None)
+        if start.embeds is not None:
+            self._embeds[row] = np.frombuffer(start.embeds, np.float32).reshape(start.prompt_length, -1)
         self._blocks[row, : len(start.block_ids)] = start.block_ids
         self._num_blocks[row] = len(start.block_ids)
         sampling = start.sampling
@@ -305,7 +332,7 @@ class _SamplingArrays:
             or p.allowed_token_ids is not None
             or p.structured_outputs is not None
             or p.thinking is not None
-            or bool(p.bad_words_ids or p.logit_bias or p.extra_args)
+            or bool(p.logprob_token_ids or p.bad_words_ids or p.logit_bias or p.extra_args)
         )
         self.may_end[row] = start.prompt_length + p.min_tokens
         self.prompt_length[row] = start.prompt_length

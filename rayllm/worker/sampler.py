@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -78,6 +79,10 @@ class Sampler:
                 these = counts == count
                 entries = self._entries(shown_NV, at[these], tokens[rows[these]], count)
                 sampled.logprobs.update(zip(rows[these].tolist(), entries, strict=True))
+        places = {row: at for at, row in enumerate(kept.tolist())}
+        for i, state in ask.edited:
+            if (ids := state.sampling.logprob_token_ids) and i in places:
+                sampled.logprobs[i] = self._of_tokens(sampled.logprobs[i], kept_NV, places[i], ids)
         return sampled
 
     def read(
@@ -93,6 +98,17 @@ class Sampler:
             self._process(logits_RV, ask)
             logits_RV = shaped(logits_RV, at, ask.draws)
         return self._entries(logits_RV, at, next_tokens.astype(np.int64), count)
+
+    def _of_tokens(
+        self, entry: TokenLogprobs, logits_RV: torch.Tensor, at: int, ids: tuple[int, ...]
+    ) -> TokenLogprobs:
+        """The same entry with these tokens beside it, the likeliest first."""
+        found = self._entries(logits_RV, np.full(len(ids), at), np.array(ids, np.int64), 0)
+        found.sort(key=lambda one: one.rank)
+        return msgspec.structs.replace(
+            entry, top_ids=[one.token_id for one in found], top_logprobs=[one.logprob for one in found],
+            top_ranks=[one.rank for one in found],
+        )  # fmt: skip
 
     def _entries(self, logits_RV: torch.Tensor, at_N: Ints, tokens_N: Ints, count: int) -> list[TokenLogprobs]:
         vocab = logits_RV.shape[1]

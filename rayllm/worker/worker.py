@@ -110,7 +110,7 @@ class Worker:
         self._batch.apply(plan)
         inputs = self._batch.inputs(plan, self._device)
         ready = time.perf_counter()
-        hidden_TD = self._model(inputs.token_ids, inputs.positions, inputs.attention, self._caches)
+        hidden_TD = self._model(inputs.token_ids, inputs.positions, inputs.attention, self._caches, inputs.embedded)
         model_s = time.perf_counter() - ready
         prompt = self._prompt_logprobs(inputs, hidden_TD)
         self._batch.advance(inputs)

@@ -184,6 +184,24 @@ def test_logprobs_are_those_of_the_model(ops: SamplingOps) -> None:
     assert len(whole.top_ids) == VOCAB
 
 
+def test_logprobs_of_tokens_that_are_asked_for(ops: SamplingOps) -> None:
+    logits_RV = torch.stack([logits(2), logits(3), logits(4)])
+    asked = greedy([1], logit_bias={9: 100.0}, logprobs=0, logprob_token_ids=(3, 9, 7))
+    rows = [greedy([1], logprobs=2), asked, greedy([1], logprob_token_ids=(4,), logprobs=0)]
+    plain, entry, last = (sample(logits_RV, rows, ops).logprobs[i] for i in range(3))
+    wanted = torch.log_softmax(logits_RV, 1)
+    assert entry.token_id == 9
+    assert entry.top_ids == sorted((3, 9, 7), key=lambda id_: -wanted[1, id_])
+    assert entry.top_logprobs == pytest.approx([float(wanted[1, id_]) for id_ in entry.top_ids], rel=1e-5)
+    assert entry.top_ranks == [int((wanted[1] > wanted[1, id_]).sum()) + 1 for id_ in entry.top_ids]
+    assert (len(plain.top_ids), plain.top_ranks, last.top_ids) == (2, [], [4])
+    processed = Sampler({}, ops, "processed_logprobs").sample(
+        logits_RV.clone(), batch_of(rows).sample_ask(np.arange(3))
+    )
+    assert processed.logprobs[1].top_ids[0] == 9
+    assert processed.logprobs[1].top_logprobs[0] == pytest.approx(0.0)
+
+
 @pytest.mark.option("logprobs-mode")
 def test_the_four_modes_report_four_values(ops: SamplingOps) -> None:
     """Temperature one half, a bias, a penalty and two filters; each value against a plain computation."""

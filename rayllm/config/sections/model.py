@@ -173,9 +173,10 @@ MODEL = (
     Option(
         name="enable-prompt-embeds",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Accept embeddings in place of prompts.",
+        help="Take embeddings in place of prompts: prompt_embeds of /v1/completions holds a tensor (tokens, width of "
+        "the model), or a list of such, as torch.save writes it, in base64. A row is what the model's input embeddings "
+        "give for a token in transformers. Cached prefixes are shared by prompts of the very same embeddings alone.",
     ),
     Option(
         name="served-model-name",
