@@ -89,6 +89,17 @@ def test_automatic_length_is_what_fits():
         (["--skip-tokenizer-init", "--tokenizer", "t"], "--tokenizer"),
         (["--skip-tokenizer-init", "--trust-request-chat-template"], "--trust-request-chat-template"),
         (["--override-generation-config", '{"do_sample": true}'], "--override-generation-config"),
+        (["--override-generation-config", '{"temperature": "hot"}'], "--override-generation-config"),
+        (["--override-generation-config", '{"temperature": -1}'], "--override-generation-config"),
+        (["--override-generation-config", '{"stop": 5}'], "--override-generation-config"),
+        (["--override-generation-config", '{"ignore_eos": 1}'], "--override-generation-config"),
+        (["--override-generation-config", '{"max_tokens": 0}'], "--override-generation-config"),
+        (["--override-generation-config", '{"stop_token_ids": [99999999]}'], "--override-generation-config"),
+        (
+            ["--override-generation-config", '{"max_tokens": 5, "max_new_tokens": 6}'],
+            "--override-generation-config.max_new_tokens",
+        ),
+        (["--tokenizer", "x" * 300], "--tokenizer"),
     ],
 )
 def test_contradictions_are_named(arguments, option):
