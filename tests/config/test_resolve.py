@@ -125,6 +125,15 @@ def test_generation_defaults():
         (["--max-log-len", "5"], "--max-log-len"),
         (["--enable-log-requests", "--no-enable-log-deltas"], "--enable-log-deltas"),
         (["--disable-log-stats", "--aggregate-engine-logging"], "--aggregate-engine-logging"),
+        (["--uds", "/s", "--port", "1"], "--port"),
+        (["--uds", "/s", "--host", "::1"], "--host"),
+        (
+            ["--disable-uvicorn-access-log", "--disable-access-log-for-endpoints", "/health"],
+            "--disable-access-log-for-endpoints",
+        ),
+        (["--kv-cache-memory-bytes", "1g", "--gpu-memory-utilization", "0.5"], "--gpu-memory-utilization"),
+        (["--num-gpu-blocks-override", "4096", "--kv-cache-memory-bytes", "1g"], "--kv-cache-memory-bytes"),
+        (["--no-enable-prefix-caching", "--prefix-caching-hash-algo", "xxhash"], "--prefix-caching-hash-algo"),
     ],
 )
 def test_what_has_no_effect_is_said(arguments, option):
