@@ -277,6 +277,18 @@ def _without_effect(values: Values) -> Iterator[str]:
     ):
         if option in values.given and not values[without]:
             yield f"--{option} has no effect without --{without}"
+    for option, winner in (
+        ("host", "uds"),
+        ("port", "uds"),
+        ("disable-access-log-for-endpoints", "disable-uvicorn-access-log"),
+        ("kv-cache-memory-bytes", "num-gpu-blocks-override"),
+        ("gpu-memory-utilization", "num-gpu-blocks-override"),
+        ("gpu-memory-utilization", "kv-cache-memory-bytes"),
+    ):
+        if option in values.given and values[winner]:
+            yield f"--{option} has no effect with --{winner}"
+    if "prefix-caching-hash-algo" in values.given and values["enable-prefix-caching"] is False:
+        yield "--prefix-caching-hash-algo has no effect with --no-enable-prefix-caching"
     if values["aggregate-engine-logging"] and values["disable-log-stats"]:
         yield "--aggregate-engine-logging has no effect with --disable-log-stats"
 

@@ -2,13 +2,17 @@
 
 from typing import Any
 
+import msgspec
+
 from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
 from rayllm.config.model_facts import ModelFacts
 from rayllm.config.observability import shown_metrics, trace_settings
 from rayllm.config.registry import Values, registry
 from rayllm.config.serve import FrontendSettings, HttpSettings, RequestLogSettings, ServeSettings, TlsSettings
-from rayllm.errors import ConfigError
+from rayllm.errors import ConfigError, RequestError
+from rayllm.messages.sampling import SamplingParams
+from rayllm.messages.validate import Limits, check_sampling
 
 NEED_TOKENIZER = (
     "tokenizer",
@@ -68,8 +72,6 @@ def resolve_serve(
     values: Values, facts: ModelFacts, engine: EngineConfig, files: Files, api_key: str | None, dev_mode: bool = False
 ) -> ServeSettings:
     names = tuple(values["served-model-name"] or (values["model"],))
-    if not all(names):
-        raise ConfigError("--served-model-name", "holds an empty name", "give a name, or leave it out")
     _check_tokenizer_options(values)
     tokens_only = values["tokens-only"] or values["skip-tokenizer-init"]
     _check_parsers(values, files, tokens_only)
@@ -80,7 +82,7 @@ def resolve_serve(
         max_model_len=engine.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
-        generation_defaults=_generation_defaults(values, facts, files),
+        generation_defaults=_generation_defaults(values, facts, files, engine.max_model_len),
         chat_template=files.chat_template,
         chat_template_name=files.chat_template_name,
         chat_template_kwargs=values["default-chat-template-kwargs"] or {},
@@ -260,13 +262,29 @@ def _request_log(values: Values) -> RequestLogSettings | None:
     )
 
 
-def _generation_defaults(values: Values, facts: ModelFacts, files: Files) -> dict[str, Any]:
+def _generation_defaults(values: Values, facts: ModelFacts, files: Files, max_model_len: int) -> dict[str, Any]:
     """Sampling parameters of requests that do not set them. A `max_tokens` among them is a limit of all requests."""
     override = dict(values["override-generation-config"])
     if "max_new_tokens" in override:
-        override["max_tokens"] = override.pop("max_new_tokens")
+        limit = override.pop("max_new_tokens")
+        if override.setdefault("max_tokens", limit) != limit:
+            raise ConfigError("--override-generation-config.max_new_tokens", "contradicts max_tokens", "give one")
     if unknown := override.keys() - SAMPLING_DEFAULTS:
         known = ", ".join(sorted(SAMPLING_DEFAULTS))
         raise ConfigError("--override-generation-config", f"{min(unknown)!r} has no default here", f"it takes {known}")
+    _check_defaults(override, Limits(vocab_size=facts.vocab_size, max_model_len=max_model_len))
     base = facts.generation_defaults if files.generation_config is None else files.generation_config
     return {**base, **override}
+
+
+def _check_defaults(override: dict[str, Any], limits: Limits) -> None:
+    """Refuse what every request would be refused for."""
+    given = {name: value for name, value in override.items() if value is not None}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    try:
+        check_sampling(msgspec.convert(given, SamplingParams), limits)
+        if given.get("max_tokens") == 0:
+            raise RequestError("max_tokens must be at least 1")
+    except (msgspec.ValidationError, RequestError) as error:
+        raise ConfigError("--override-generation-config", str(error), "set a sound value") from None

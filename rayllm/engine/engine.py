@@ -107,7 +107,8 @@ class Engine:
 
         Raises:
             ModelError: the model's files cannot be used.
-            ConfigError: the KV cache cannot hold one request of `max_model_len` tokens; a class or package is missing.
+            ConfigError: the KV cache cannot hold one request of `max_model_len` tokens, or does not fit into memory; a
+                class or package is missing.
         """
         # What cannot be had is refused before the model is loaded.
         scheduler_class(config.scheduler_cls)
@@ -115,7 +116,7 @@ class Engine:
         executor = build_executor(config)
         try:
             blocks = count_blocks(config, executor)
-            executor.allocate(blocks)
+            _allocate(executor, blocks, config)
         except BaseException:
             executor.shutdown()
             raise
@@ -549,6 +550,15 @@ def scheduler_class(path: str | None) -> type[Scheduler]:
         ConfigError: it cannot be imported, or is no subclass of ours.
     """
     return Scheduler if path is None else load_class("--scheduler-cls", path, Scheduler)
+
+
+def _allocate(executor: Executor, blocks: int, config: EngineConfig) -> None:
+    try:
+        executor.allocate(blocks)
+    except (OSError, MemoryError) as error:
+        option = "--kv-cache-memory-bytes" if config.num_blocks is None else "--num-gpu-blocks-override"
+        size = blocks * executor.kv_bytes_per_block()
+        raise ConfigError(option, f"{size} bytes of KV cache cannot be had ({error})", "lower it") from None
 
 
 def count_blocks(config: EngineConfig, executor: Executor) -> int:

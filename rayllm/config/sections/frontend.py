@@ -18,6 +18,7 @@ FRONTEND = (
         name="lora-modules",
         kind=Kind.LIST,
         state=State.PLANNED,
+        objects=True,
         cure="merge the adapter into the weights",
         help="LoRA adapters to serve, as name=path or as JSON objects of name, path and base_model_name.",
     ),
