@@ -233,6 +233,22 @@ async def test_root_path(make_api):
         assert (await api.request("GET", path, headers=headers)).status_code == 200
 
 
+async def test_what_clients_probe(api):
+    """Open WebUI and its like look for models, and for other kinds of servers."""
+    cards = ok(await api.request("GET", "/v1/models?limit=5"))["data"]
+    assert [(card["id"], card["object"], card["max_model_len"]) for card in cards] == [
+        (name, "model", 64) for name in ("tiny", "alias")
+    ]
+    assert ok(await api.request("GET", "/v1/models/tiny")) == cards[0]
+    assert (await api.request("HEAD", "/v1/models")).status_code == 200
+    for method, path in (
+        ("GET", "/api/tags"), ("GET", "/api/version"), ("POST", "/api/chat"), ("GET", "/props"), ("GET", "/"),
+        ("POST", "/v1/embeddings"), ("GET", "/v1/models/other"),
+    ):  # fmt: skip
+        refused(await api.request(method, path, json={}), 404)
+    refused(await api.request("GET", CHAT), 405)
+
+
 async def test_the_api_is_described(api):
     document = ok(await api.request("GET", "/openapi.json"))
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
