@@ -1,5 +1,7 @@
 """From option values to the settings of everything around the engines: HTTP or gRPC servers, rendering, logs."""
 
+import importlib.util
+import re
 from typing import Any
 
 from rayllm.config.engine import EngineConfig
@@ -10,6 +12,7 @@ from rayllm.config.registry import Values, registry
 from rayllm.config.serve import FrontendSettings, HttpSettings, RequestLogSettings, ServeSettings, TlsSettings
 from rayllm.errors import ConfigError
 
+_PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 NEED_TOKENIZER = (
     "tokenizer",
     "chat-template",
@@ -60,6 +63,7 @@ HTTP_ONLY = (
     "tool-parser-plugin",
     "reasoning-parser",
     "reasoning-parser-plugin",
+    "tool-server",
 )
 """Options that a gRPC server cannot honour."""
 
@@ -107,6 +111,7 @@ def resolve_serve(
         reasoning_parser=values["reasoning-parser"] or None,
         reasoning_parser_plugin=files.reasoning_parser_plugin,
         reasoning_marks=_reasoning_marks(values),
+        tool_servers=_tool_servers(values, tokens_only),
         auto_tools=values["enable-auto-tool-choice"],
         unused_tools=not values["exclude-tools-when-tool-choice-none"],
         render_workers=values["renderer-num-workers"],
@@ -245,6 +250,26 @@ def _reasoning_marks(values: Values) -> tuple[str, str]:
             f"--reasoning-config.reasoning_{missing}_str", "is missing beside the other mark", "give both marks"
         )
     return begin, end
+
+
+def _tool_servers(values: Values, tokens_only: bool) -> tuple[str, ...]:
+    given, option = values["tool-server"], "--tool-server"
+    if given is None:
+        return ()
+    if tokens_only:
+        raise ConfigError(option, "reads text, and this server makes none of its answers", "leave it out")
+    places = tuple(part.strip() for part in given.split(","))
+    if places == ("demo",):
+        return places
+    for place in places:
+        match = _PLACE.fullmatch(place)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise ConfigError(option, f"{place!r} is no host:port", "give such as localhost:8001,[::1]:8002, or demo")
+    if len(set(places)) < len(places):
+        raise ConfigError(option, "names a server twice", "name each once")
+    if importlib.util.find_spec("mcp") is None:
+        raise ConfigError(option, "the package mcp is not installed", "pip install 'rayllm[mcp]'")
+    return places
 
 
 def _request_log(values: Values) -> RequestLogSettings | None:
