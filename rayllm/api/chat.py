@@ -12,7 +12,7 @@ from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Echo, Piece
 from rayllm.api.conversation import last_role, last_text, render
 from rayllm.api.forced import Forced, forced_calls
-from rayllm.api.front import Front, Prompt, Usage, check_stream
+from rayllm.api.front import Counted, Front, Prompt, Usage, check_stream
 from rayllm.api.functions import NAMES, with_function_call, with_tools
 from rayllm.api.logprobs import LogprobsWriter
 from rayllm.api.parse import parse_request
@@ -156,7 +156,7 @@ class BegunChat:
 
     choices: list[Choice]
     writer: "ChatWriter"
-    usage: Usage
+    usage: Counted
     id: str
     model: str
 

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -149,6 +149,14 @@ class Front:
                 self.service, beams, {*eos, *params.stop_token_ids}, penalty, self.limits.vocab_size
             )
         return streams
+
+
+class Counted(Protocol):
+    """Counts the tokens of an answer."""
+
+    def now(self) -> dict[str, Any]:
+        """The usage so far, as chat completions write it."""
+        ...
 
 
 class Usage:

@@ -2,15 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rayllm.api.answer import Sink, answer, stream_answer
 from rayllm.api.call import Call
 from rayllm.api.chat import BegunChat, Chat
+from rayllm.api.choice import Choice
 from rayllm.api.errors import ErrorReply
 from rayllm.api.front import Front
 from rayllm.api.generate import Rendering
+from rayllm.api.hosted import Hosted, host
 from rayllm.api.paging import page_of
 from rayllm.api.parse import parse_request
 from rayllm.api.responses_request import (
@@ -26,6 +28,8 @@ from rayllm.api.responses_request import (
 )
 from rayllm.api.responses_store import Kept, ResponseStore
 from rayllm.api.responses_writer import ResponseWriter
+from rayllm.api.tool_servers import ToolServer
+from rayllm.api.tool_turns import ToolTurns, TurnsUsage
 from rayllm.api.wire import ChatRequest
 from rayllm.errors import ContextTooLong, RequestError
 
@@ -35,8 +39,9 @@ Json = dict[str, Any]
 class Responses:
     """Answers requests of the responses API. What it stores is kept in this process alone."""
 
-    def __init__(self, front: Front, chat: Chat, rendering: Rendering) -> None:
-        self._front, self._chat, self._rendering = front, chat, rendering
+    def __init__(self, front: Front, chat: Chat, rendering: Rendering, servers: Sequence[ToolServer] = ()) -> None:
+        """`servers` run the tools that requests do not bring themselves."""
+        self._front, self._chat, self._rendering, self._servers = front, chat, rendering, servers
         self._store = ResponseStore()
 
     async def create(self, call: Call) -> None:
@@ -47,6 +52,7 @@ class Responses:
     async def render(self, call: Call) -> None:
         """An input as a request of `/inference/v1/generate`."""
         request, passed = parse(await call.body(self._front.settings.max_body_bytes))
+        request, _ = host(request, self._servers)
         chat = await call.while_connected(self._fitting(request, *self._items(request), passed))
         try:
             await self._rendering.render(call, chat)
@@ -58,6 +64,7 @@ class Responses:
         body = await call.body(self._front.settings.max_body_bytes)
         request = parse_request(InputTokensRequest, body, REFUSED)
         self._front.check_model(request)
+        request, _ = host(request, self._servers)
         ids = await call.while_connected(self._ids(request))
         await call.json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
@@ -105,6 +112,8 @@ class Responses:
         if request.background:
             self._store.check_room()
         items, known = self._items(request)
+        tools, choice = request.tools, request.tool_choice
+        request, hosted = host(request, self._servers)
         chat = await self._fitting(request, items, known, passed)
         begun = await self._begin(call, chat)
         kept: list[Kept] = []
@@ -115,9 +124,17 @@ class Responses:
             elif store:
                 self._store.keep(Kept(response, items))
 
-        writer = ResponseWriter(begun, request, self._echoed(request, chat), ended)
+        echoed = {**self._echoed(request, chat), "tools": tools or [], "tool_choice": choice or "auto"}
+        told = [str(item.get("server_label")) for item in items if item["type"] == "mcp_list_tools"]
+        writer = ResponseWriter(begun, request, echoed, ended, hosted, told)
+        if hosted:
+            begun = self._with_turns(call, begun, request, hosted, writer, items, known, passed)
+            writer.chat = begun
         if not request.background:
-            await answer(call, begun.choices, writer, bool(request.stream), writer.failed)
+            if hosted and not request.stream:
+                await self._answer_whole(call, begun.choices[0], writer)
+            else:
+                await answer(call, begun.choices, writer, bool(request.stream), writer.failed)
             return
         kept.append(Kept(writer.response("in_progress"), items, events=[] if request.stream else None))
         kept[0].task = asyncio.get_running_loop().create_task(self._run(kept[0], call.reply_to, begun, writer))
@@ -143,6 +160,37 @@ class Responses:
                 # Counted again with all that it holds now, unless it was deleted meanwhile.
                 self._store.keep(self._store.get(kept.response["id"]))
             kept.wake()
+
+    def _with_turns(
+        self, call: Call, begun: BegunChat, request: ResponsesRequest, hosted: Mapping[str, Hosted],
+        writer: ResponseWriter, items: list[Json], known: int, passed: Json,
+    ) -> BegunChat:  # fmt: skip
+        """A chat that goes on after its calls of hosted tools."""
+
+        async def go_on(used: int, with_tools: bool) -> BegunChat | None:
+            most = request.max_output_tokens
+            if most is not None and used >= most:
+                writer.cut()
+                return None
+            # The choice was for the first turn: a call that has to be made would be made for ever.
+            choice = "auto" if with_tools and self._front.settings.auto_tools else "none"
+            left = None if most is None else most - used
+            turn = request.model_copy(update={"tool_choice": choice, "max_output_tokens": left})
+            next_ = await self._begin(call, await self._fitting(turn, [*items, *writer.output()], known, passed))
+            writer.next_turn()
+            return next_
+
+        turns = ToolTurns(begun, hosted, writer.open_calls, go_on, request.max_tool_calls)
+        return BegunChat([turns], begun.writer, TurnsUsage(turns), begun.id, begun.model)
+
+    async def _answer_whole(self, call: Call, choice: Choice, writer: ResponseWriter) -> None:
+        """Answer by what a stream would come to."""
+        try:
+            async for piece in choice.pieces():
+                writer.event(choice, piece)
+        finally:
+            choice.close()
+        await call.json(writer.end())
 
     async def _begin(self, call: Call, chat: ChatRequest) -> BegunChat:
         try:

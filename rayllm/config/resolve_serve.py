@@ -1,5 +1,7 @@
 """From option values to the settings of everything around the engines: HTTP or gRPC servers, rendering, logs."""
 
+import importlib.util
+import re
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from rayllm.errors import ConfigError, RequestError
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import Limits, check_sampling
 
+_PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 NEED_TOKENIZER = (
     "tokenizer",
     "chat-template",
@@ -64,6 +67,7 @@ HTTP_ONLY = (
     "tool-parser-plugin",
     "reasoning-parser",
     "reasoning-parser-plugin",
+    "tool-server",
 )
 """Options that a gRPC server cannot honour."""
 
@@ -110,6 +114,7 @@ def resolve_serve(
         reasoning_parser=values["reasoning-parser"] or None,
         reasoning_parser_plugin=files.reasoning_parser_plugin,
         reasoning_marks=_reasoning_marks(values),
+        tool_servers=_tool_servers(values, tokens_only),
         auto_tools=values["enable-auto-tool-choice"],
         unused_tools=not values["exclude-tools-when-tool-choice-none"],
         render_workers=values["renderer-num-workers"],
@@ -248,6 +253,26 @@ def _reasoning_marks(values: Values) -> tuple[str, str]:
             f"--reasoning-config.reasoning_{missing}_str", "is missing beside the other mark", "give both marks"
         )
     return begin, end
+
+
+def _tool_servers(values: Values, tokens_only: bool) -> tuple[str, ...]:
+    given, option = values["tool-server"], "--tool-server"
+    if given is None:
+        return ()
+    if tokens_only:
+        raise ConfigError(option, "reads text, and this server makes none of its answers", "leave it out")
+    places = tuple(part.strip() for part in given.split(","))
+    if places == ("demo",):
+        return places
+    for place in places:
+        match = _PLACE.fullmatch(place)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise ConfigError(option, f"{place!r} is no host:port", "give such as localhost:8001,[::1]:8002, or demo")
+    if len(set(places)) < len(places):
+        raise ConfigError(option, "names a server twice", "name each once")
+    if importlib.util.find_spec("mcp") is None:
+        raise ConfigError(option, "the package mcp is not installed", "pip install 'rayllm[mcp]'")
+    return places
 
 
 def _request_log(values: Values) -> RequestLogSettings | None:

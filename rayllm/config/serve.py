@@ -100,6 +100,8 @@ class FrontendSettings:
     reasoning_parser_plugin: str | None = None
     reasoning_marks: tuple[str, str] = ("", "")
     """What begins and what ends reasoning, beside what the parser knows."""
+    tool_servers: tuple[str, ...] = ()
+    """Places of MCP servers, as host:port; or `demo` alone."""
     auto_tools: bool = False
     """Whether models may choose tools themselves. Goes with `tool_parser`."""
     unused_tools: bool = True

@@ -87,8 +87,8 @@ FRONTEND = (
     Option(
         name="tool-server",
         kind=Kind.STR,
-        state=State.PLANNED,
-        help="Tool servers as host:port, parted by commas, or demo for the built-in ones.",
+        help="MCP servers as host:port, parted by commas, whose tools /v1/responses may call (needs the package mcp), "
+        "or demo for built-in tools: a calculator and a clock.",
     ),
     Option(
         name="log-config-file",
