@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
+import numpy as np
 
 from rayllm.config.engine import StructuredSettings
 from rayllm.config.structured import PACKAGES, installed
@@ -20,6 +21,7 @@ from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.structured import StructuredOutputs
 from rayllm.structured.grammar import Backend, Grammar, GrammarError, Vocabulary
 from rayllm.structured.row import RowGrammar
+from rayllm.structured.schemas import refuse_loops
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +164,10 @@ class Grammars:
             backend = self._backend(_library(asked))
             began = time.perf_counter()
             begin()
+            if asked.form == "json":
+                refuse_loops(json.loads(asked.text()))
             grammar = backend.compile(asked)
+            self._try_out(grammar)
         except GrammarError as error:
             raise RequestError(f"{asked.field}: this {asked.form} cannot be used: {error}", asked.field) from error
         log.debug("compiled a grammar of form %s in %.3f s", asked.form, time.perf_counter() - began)
@@ -174,6 +179,16 @@ class Grammars:
             while len(self._kept) > MOST_KEPT or self._kept_text > MOST_KEPT_TEXT:
                 self._kept_text -= self._kept.popitem(last=False)[1][1]
         return grammar
+
+    def _try_out(self, grammar: Grammar) -> None:
+        """Work a first mask out.
+
+        Raises:
+            GrammarError: no output has this form.
+        """
+        assert self._vocabulary is not None
+        bits = np.empty(-(-len(self._vocabulary.pieces) // 32), np.int32)
+        RowGrammar(lambda: grammar, (), self._ends, ()).fill(np.empty(0, np.int32), bits)
 
     def _settled(self, asked: StructuredOutputs) -> StructuredOutputs:
         """The request with all options set, as the server's settings and the form have them."""
