@@ -55,10 +55,20 @@ class Session(Protocol):
 class ToolServer(Protocol):
     """A server and its tools."""
 
-    name: str
-    """What it calls itself."""
-    address: str
-    tools: Sequence[ServerTool]
+    @property
+    def name(self) -> str:
+        """What it calls itself."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[ServerTool]:
+        """All that it has."""
+        ...
 
     def session(self) -> Session:
         """A new session, which connects when it is first used."""
