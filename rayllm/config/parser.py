@@ -55,7 +55,7 @@ def parse_file(path: str, registry: Registry) -> dict[str, Any]:
 class _Yaml(yaml.SafeLoader):
     """YAML whose numbers are those of JSON, 1e-5 among them, and which knows no dates."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
         first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
