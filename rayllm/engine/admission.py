@@ -6,6 +6,7 @@ from rayllm.errors import ContextTooLong, RequestError
 from rayllm.kv.prefix import root_hash
 from rayllm.messages.embeds import FIELD, read_saved
 from rayllm.messages.engine import Add
+from rayllm.messages.sampling import SamplingParams
 
 
 class Admission:
@@ -30,6 +31,8 @@ class Admission:
             self._check_ids(name, tokens)
         self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
         self._check_ids("logprob_token_ids", sampling.logprob_token_ids)
+        if sampling.thinking is not None:
+            self._check_thinking(sampling)
         for word in sampling.bad_words_ids:
             self._check_ids("bad_words", word)
         wanted = 1 if sampling.max_tokens is None else sampling.max_tokens
@@ -79,6 +82,19 @@ class Admission:
             client, add, limit=limit, stop_ids=eos | frozenset(sampling.stop_token_ids),
             root=root_hash(add.cache_salt, embeds=embeds), now=now, embeds=embeds,
         )  # fmt: skip
+
+    def _check_thinking(self, sampling: SamplingParams) -> None:
+        limit, name = sampling.thinking, "thinking_token_budget"
+        assert limit is not None
+        if not (limit.mark_ids and limit.end_ids and all(limit.begin_ids)):
+            raise RequestError("a mark of reasoning has no tokens", name)
+        for ids in (limit.mark_ids, limit.end_ids, *limit.begin_ids):
+            self._check_ids(name, ids)
+        if sampling.structured_outputs is not None and self._config.structured.enable_in_reasoning:
+            raise RequestError(
+                "thinking_token_budget cannot be kept where --structured-outputs-config.enable_in_reasoning holds "
+                "reasoning to a form; leave one of them out", name,
+            )  # fmt: skip
 
     def _check_ids(self, name: str, tokens: object) -> None:
         assert isinstance(tokens, list | tuple | dict)

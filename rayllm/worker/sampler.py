@@ -129,6 +129,7 @@ class Sampler:
     def _process(self, logits_RV: torch.Tensor, ask: SampleAsk) -> dict[int, str]:
         """Apply to each row what its request asks for. Returns the rows whose processors failed, and why."""
         failed = _constrain(logits_RV, ask.edited)
+        ends = _ends_of_reasoning(logits_RV, ask.edited)
         _edit(logits_RV, ask.edited)
         if ask.penalties is not None:
             self._ops.penalise(logits_RV, ask.penalties)
@@ -141,10 +142,9 @@ class Sampler:
                 except Exception as error:  # a user's own code: its fault ends this request and no other
                     log.exception("logits processor %s failed", name)
                     failed[i] = f"the logits processor {name!r} failed: {error}"
-        for i, state in ask.edited:
-            if state.thinking is not None and (forced := state.thinking.forced(state.output)) is not None:
-                logits_RV[i] = NEVER
-                logits_RV[i, forced] = 0.0
+        for i, token in ends:
+            logits_RV[i] = NEVER
+            logits_RV[i, token] = 0.0
         return failed
 
 
@@ -174,6 +174,16 @@ def _constrain(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> d
     for most_V, (i, _, _) in zip(most_NV, held, strict=True):
         torch.minimum(logits_RV[i], most_V, out=logits_RV[i])
     return failed
+
+
+def _ends_of_reasoning(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> list[tuple[int, int]]:
+    """Rows whose reasoning is to end now, and the token that goes on with that. A form that holds already is kept."""
+    ends = []
+    for i, state in edited:
+        token = None if state.thinking is None else state.thinking.forced(state.output)
+        if token is not None and (state.grammar is None or logits_RV[i, token] > NEVER):
+            ends.append((i, token))
+    return ends
 
 
 def _edit(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> None:

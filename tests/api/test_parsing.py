@@ -355,3 +355,22 @@ async def test_marks_of_reasoning() -> None:
     limit = api.service.adds[-1].sampling.thinking
     assert limit.inside
     assert limit.end_ids == (*api.ids("Enough."), *limit.mark_ids)
+
+
+async def test_a_budget_of_reasoning_elsewhere() -> None:
+    """Token in, token out takes what the rendering of a chat says; beams, which rank freely, cannot."""
+    api = make(special("<think>", "</think>"), tools=None, reasoning="qwen3")
+    messages = [{"role": "user", "content": "a"}]
+    rendered = ok(await api.post("/v1/chat/completions/render", messages=messages, thinking_token_budget=3))
+    assert rendered["sampling_params"]["thinking_token_budget"] == 3
+    ok(await api.post("/inference/v1/generate", **{**rendered, "stream": False, "stream_options": None}))
+    await api.chat(messages=messages, thinking_token_budget=3)
+    told, asked = (add.sampling.thinking for add in api.service.adds)
+    assert told == asked
+    for wrong in ("3", True, -1):
+        error = refused(
+            await api.post("/inference/v1/generate", token_ids=[1], sampling_params={"thinking_token_budget": wrong})
+        )
+        assert "thinking_token_budget" in error["message"]
+    beams = await api.chat(messages=messages, thinking_token_budget=3, use_beam_search=True)
+    assert refused(beams)["param"] == "thinking_token_budget"

@@ -311,6 +311,20 @@ def test_reasoning_ends_with_its_budget(limit: Thinking, output: list[int], ops:
     assert thought([9], limit, 7, ops, **constrained) == output, "the end of reasoning comes whatever else is asked for"
 
 
+def test_a_form_that_holds_already_is_kept(ops: SamplingOps) -> None:
+    class Only7:
+        must_end = False
+
+        def fill(self, output: object, bits: np.ndarray) -> None:
+            bits.fill(0)
+            bits[0] = 1 << 7
+
+    batch = batch_of([greedy([9], thinking=Thinking(budget=0, inside=True, begin_ids=(), mark_ids=(2,), end_ids=(2,)))])
+    batch.state(0).grammar = Only7()  # type: ignore[assignment]
+    sampled = Sampler({}, ops).sample(torch.zeros(1, VOCAB), batch.sample_ask(np.arange(1)))
+    assert (sampled.token_ids, sampled.failed) == ([7], {})
+
+
 def test_reasoning_may_end_by_itself_and_begin_again(ops: SamplingOps) -> None:
     limit = Thinking(budget=3, inside=True, begin_ids=((1,),), mark_ids=(2,), end_ids=(2,))
     follow = ThinkingLimit(limit)
