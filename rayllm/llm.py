@@ -1,5 +1,6 @@
 """`LLM`: one model in this process, without Ray or HTTP."""
 
+import io
 import itertools
 import logging
 import operator
@@ -19,6 +20,7 @@ from rayllm.config.parser import parse_mapping
 from rayllm.config.registry import Values, registry
 from rayllm.engine.engine import Engine, Outputs
 from rayllm.errors import ConfigError, EngineDead, GenerationFailed, RequestError
+from rayllm.messages.embeds import FIELD, saved_shape
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import EngineStats, FinishReason, Load, RequestOutput, TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
@@ -30,7 +32,11 @@ log = logging.getLogger(__name__)
 
 CLIENT = 0
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or one of them under the name `prompt` or `prompt_token_ids`."""
+"""A text, token ids, or one of them under the name `prompt` or `prompt_token_ids`.
+
+Or, under the name `prompt_embeds`, what the model's input embeddings give for tokens in transformers: a tensor of torch
+(tokens, width of the model). That needs `enable_prompt_embeds=True`.
+"""
 Message = dict[str, Any]
 
 
@@ -51,6 +57,7 @@ class Result:
     """What one prompt gave."""
 
     prompt_token_ids: list[int]
+    """Zeros where embeddings stood in their place."""
     outputs: list[Completion]
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     cached_tokens: int = 0
@@ -118,8 +125,7 @@ class LLM:
             EngineDead: the engine failed.
         """
         many = _as_list(prompts)
-        ids = [self._prompt_ids(prompt) for prompt in many]
-        return self._run(ids, self._sampling_of(sampling, len(many)))
+        return self._run([self._read(prompt) for prompt in many], self._sampling_of(sampling, len(many)))
 
     def chat(
         self,
@@ -138,8 +144,8 @@ class LLM:
             EngineDead: the engine failed.
         """
         many = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        ids = [self._renderer.render_chat(list(one), tools, template) for one in many]  # type: ignore[arg-type]
-        return self._run(ids, self._sampling_of(sampling, len(ids)))
+        read = [_Read(self._renderer.render_chat(list(one), tools, template)) for one in many]  # type: ignore[arg-type]
+        return self._run(read, self._sampling_of(sampling, len(read)))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -183,18 +189,35 @@ class LLM:
     ) -> None:
         self.shutdown()
 
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+    def _read(self, prompt: Prompt) -> "_Read":
         if isinstance(prompt, Mapping):
-            if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+            if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids", FIELD}:
                 fields = ", ".join(map(repr, prompt)) or "nothing"
-                raise RequestError(f"a prompt holds {fields}: give either 'prompt' or 'prompt_token_ids'", "prompts")
-            (prompt,) = prompt.values()
+                wanted = f"'prompt', 'prompt_token_ids' or {FIELD!r}"
+                raise RequestError(f"a prompt holds {fields}: give one of {wanted}", "prompts")
+            ((name, prompt),) = prompt.items()
+            if name == FIELD:
+                return self._read_embeds(prompt)
         if isinstance(prompt, str):
-            return self._renderer.tokenize(prompt)
+            return _Read(self._renderer.tokenize(prompt))
         try:
-            return [operator.index(token) for token in prompt]
+            return _Read([operator.index(token) for token in cast(Sequence[int], prompt)])
         except TypeError:
             raise RequestError(f"a prompt is {prompt!r:.80}: give a text or token ids", "prompts") from None
+
+    def _read_embeds(self, embeds: Any) -> "_Read":
+        import torch  # which the engine has loaded
+
+        if not isinstance(embeds, torch.Tensor):
+            raise RequestError(f"{FIELD} must be a tensor, not {type(embeds).__name__}", FIELD)
+        if embeds.layout is not torch.strided or embeds.device.type == "meta":
+            raise RequestError(f"{FIELD} must be a dense tensor", FIELD)
+        file = io.BytesIO()
+        torch.save(embeds.detach().cpu().clone(), file)
+        saved = file.getvalue()
+        tokens, _ = saved_shape(saved)
+        output_room(tokens, None, self._limits)
+        return _Read([0] * tokens, saved)
 
     def _sampling_of(
         self, sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -207,7 +230,7 @@ class LLM:
             raise ValueError(f"{len(sampling)} sampling parameters for {count} prompts")
         return list(sampling)
 
-    def _run(self, prompts: list[list[int]], samplings: list[SamplingParams]) -> list[Result]:
+    def _run(self, prompts: "list[_Read]", samplings: list[SamplingParams]) -> list[Result]:
         groups = [self._choices(prompt, sampling) for prompt, sampling in zip(prompts, samplings, strict=True)]
         every = [choice for group in groups for choice in group]
         with self._changed:
@@ -226,13 +249,13 @@ class LLM:
         if reason := self._engine.dead:
             raise EngineDead(reason)
         return [
-            Result(prompt, [c.completion() for c in group], group[0].whole.prompt_logprobs, group[0].cached_tokens)
+            Result(prompt.ids, [c.completion() for c in group], group[0].whole.prompt_logprobs, group[0].cached_tokens)
             for prompt, group in zip(prompts, groups, strict=True)
         ]
 
-    def _choices(self, prompt: list[int], sampling: SamplingParams) -> list["_Choice"]:
+    def _choices(self, prompt: "_Read", sampling: SamplingParams) -> list["_Choice"]:
         check_sampling(sampling, self._limits)
-        room = output_room(len(prompt), sampling.max_tokens, self._limits)
+        room = output_room(len(prompt.ids), sampling.max_tokens, self._limits)
         seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
         one = msgspec.structs.replace(
             sampling, n=1, seed=seed, max_tokens=room, bad_words_ids=self._renderer.bad_words_ids(sampling.bad_words)
@@ -240,8 +263,8 @@ class LLM:
         now = time.time()
         adds = (
             Add(
-                request_id=next(self._ids), prompt_token_ids=prompt, output_token_ids=[], sampling=one,
-                choice_index=index, arrival_time=now,
+                request_id=next(self._ids), prompt_token_ids=prompt.ids, prompt_embeds=prompt.embeds,
+                sampling=one, choice_index=index, arrival_time=now,
             )
             for index in range(sampling.n)
         )  # fmt: skip
@@ -257,6 +280,14 @@ class LLM:
 
     def _abort(self, request_id: int, reason: str) -> None:
         self._engine.abort(CLIENT, request_id, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A prompt as the engine takes it."""
+
+    ids: list[int]
+    embeds: bytes | None = None
 
 
 class _Choice:

@@ -11,6 +11,7 @@ import torch
 
 from rayllm import LLM, SamplingParams
 from rayllm.errors import ConfigError, ContextTooLong, ModelError, RequestError
+from rayllm.llm import Result
 from tests.models import smollm2_folder, smollm2_gguf
 from tests.prompts import PROMPTS
 
@@ -116,32 +117,32 @@ def test_importing_loads_neither_torch_nor_ray() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.fixture(scope="module")
+def exact() -> list[Result]:
+    """40 prompts x 64 tokens in float32, all of them in one batch."""
+    with LLM(str(smollm2_folder()), dtype="float32", max_model_len=512, max_num_batched_tokens=100) as llm:
+        return llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, logprobs=0))
+
+
 @pytest.mark.slow
-def test_greedy_tokens_equal_those_of_transformers() -> None:
-    """40 prompts x 64 tokens, all of them in one batch here, one by one there."""
+def test_greedy_tokens_equal_those_of_transformers(exact: list[Result]) -> None:
+    """Each of our tokens is what transformers puts first after those before it: so its greedy decoding gives them."""
     from transformers import AutoModelForCausalLM
 
-    folder = smollm2_folder()
-    with LLM(str(folder), dtype="float32", max_model_len=512, max_num_batched_tokens=100) as llm:
-        results = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(smollm2_folder(), dtype=torch.float32).eval()
     torch.set_num_threads(len(os.sched_getaffinity(0)))  # our worker left it one
-    for result in results:
-        ids = torch.tensor([result.prompt_token_ids])
+    for result in exact:
+        prompt, tokens = result.prompt_token_ids, result.outputs[0].token_ids
         with torch.inference_mode():
-            wanted = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=64, min_new_tokens=64,
-                pad_token_id=0, suppress_tokens=None, eos_token_id=None,
-            )[0, ids.shape[1] :].tolist()  # fmt: skip
-        assert result.outputs[0].token_ids == wanted
+            logits = model(torch.tensor([[*prompt, *tokens]]), logits_to_keep=len(tokens) + 1).logits[0, :-1]
+        assert len(tokens) == 64
+        assert tokens == logits.argmax(-1).tolist()
 
 
 @pytest.mark.slow
-def test_bfloat16_is_close_to_float32() -> None:
+def test_bfloat16_is_close_to_float32(exact: list[Result]) -> None:
     """Teacher-forced log-probabilities of the tokens that float32 takes."""
-    greedy = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=0)
-    with LLM(str(smollm2_folder()), dtype="float32", max_model_len=512) as llm:
-        results = llm.generate(PROMPTS[:16], greedy)
+    results = exact[:16]
     forced = [[*r.prompt_token_ids, *r.outputs[0].token_ids] for r in results]
     with LLM(str(smollm2_folder()), dtype="bfloat16", max_model_len=512) as llm:
         read = llm.generate(forced, SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=0))

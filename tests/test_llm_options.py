@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from rayllm import LLM, SamplingParams
 from rayllm.errors import ConfigError, RequestError
@@ -34,6 +35,23 @@ def test_ids_in_and_out(model: Path) -> None:
             llm.generate("text")
         with pytest.raises(RequestError, match="stop needs text"):
             llm.generate([[1]], SamplingParams(stop=("x",)))
+
+
+@pytest.mark.option("enable-prompt-embeds")
+def test_embeddings_in_place_of_prompts(model: Path) -> None:
+    table = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    ids = [[3, 4, 5], [6, 7]]
+    sampling = SamplingParams(temperature=0.8, seed=1, n=2, max_tokens=8, ignore_eos=True)
+    options = {"skip_tokenizer_init": True, "kv_cache_memory_bytes": "16M", "max_model_len": 128, "dtype": "float32"}
+    with LLM(str(model), enable_prompt_embeds=True, **options) as llm:
+        told = llm.generate([*ids, *({"prompt_embeds": table[one]} for one in ids)], sampling)
+        tokens = [[choice.token_ids for choice in result.outputs] for result in told]
+        assert tokens[:2] == tokens[2:]
+        for wrong in ("x", table[0], table[:2, :3], table[[1] * 129], table.to_sparse(), table.double()):
+            with pytest.raises(RequestError):
+                llm.generate([{"prompt_embeds": wrong}])
+    with LLM(str(model), **options) as llm, pytest.raises(RequestError, match="--enable-prompt-embeds"):
+        llm.generate({"prompt_embeds": table[:2]})
 
 
 @pytest.mark.parametrize("option", ["port", "ssl_certfile", "otlp_traces_endpoint", "data_parallel_size", "grpc"])

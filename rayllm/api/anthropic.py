@@ -21,14 +21,6 @@ from rayllm.errors import RequestError
 Json = dict[str, Any]
 R = TypeVar("R", bound=CountTokensRequest)
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -102,7 +94,7 @@ class MessagesWriter:
 
     def failed(self, error: ErrorReply) -> bytes:
         """The end of a stream that an error cuts."""
-        return b"event: error\ndata: " + encode(_error_body(error)) + b"\n\n"
+        return b"event: error\ndata: " + encode(error.anthropic_body()) + b"\n\n"
 
     def _message(self, content: list[Json]) -> Json:
         chat = self._chat
@@ -113,6 +105,8 @@ class MessagesWriter:
         reason, sequence = self._parts.finish_reason, self._parts.stop_reason
         if reason == "stop" and isinstance(sequence, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": sequence}
+        if reason == "stop" and self._parts.all and _is_whole_call(self._parts.all[-1]):
+            reason = "tool_calls"  # of a named function, which chat completions tell as a stop
         return {"stop_reason": _STOP_REASONS.get(reason or "stop", "end_turn"), "stop_sequence": None}
 
     def _usage(self) -> Json:
@@ -137,12 +131,7 @@ async def _with_errors(call: Call, handle: Callable[[Call], Awaitable[None]]) ->
         if call.started:
             raise
         reply = call.reply_to(e.renamed(NAMES) if isinstance(e, RequestError) else e)
-        await call.json({**_error_body(reply), "request_id": call.id}, reply.status, reply.headers)
-
-
-def _error_body(error: ErrorReply) -> Json:
-    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+        await call.json({**reply.anthropic_body(), "request_id": call.id}, reply.status, reply.headers)
 
 
 def _event(kind: str, **fields: Any) -> bytes:
@@ -175,6 +164,13 @@ def _block(part: Part) -> Json:
             return {"type": "thinking", "thinking": part.text, "signature": ""}
         case "tool_call":
             return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": _input(part.text)}
+
+
+def _is_whole_call(part: Part) -> bool:
+    try:
+        return part.kind == "tool_call" and isinstance(msgspec.json.decode(part.text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 def _input(arguments: str) -> Json:

@@ -27,6 +27,7 @@ from rayllm.api.middleware import RequestId, RequireKey, RootPath, import_middle
 from rayllm.api.responses import Responses
 from rayllm.api.service import Service
 from rayllm.api.tokens import Tokens
+from rayllm.api.tool_servers import connect
 from rayllm.config.serve import FrontendSettings
 from rayllm.render.renderer import Renderer
 
@@ -46,7 +47,7 @@ def build_app(service: Service, settings: FrontendSettings, renderer: Renderer) 
     `renderer` turns the engine's tokens into text in this process; prompts are rendered by `service`.
 
     Raises:
-        ConfigError: a middleware cannot be imported.
+        ConfigError: a middleware cannot be imported, or a tool server does not answer.
     """
     front = Front(service, settings, renderer)
     app = _app(settings.docs)
@@ -87,7 +88,8 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
     info, tokens, chat = Info(front), Tokens(front), Chat(front)
     completions = Completions(front)
     rendering = Rendering(front, chat, completions)
-    messages, responses = Messages(front, chat, rendering), Responses(front, chat, rendering)
+    messages = Messages(front, chat, rendering)
+    responses = Responses(front, chat, rendering, connect(front.settings.tool_servers))
     control = Control(front)
     profiling = [("POST", "/start_profile", info.start_profile), ("POST", "/stop_profile", info.stop_profile)]
     return [
@@ -98,6 +100,11 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
         ("POST", "/v1/completions/render", rendering.completions),
         ("POST", "/v1/messages/render", messages.render),
         ("POST", "/v1/responses/render", responses.render),
+        ("GET", "/v1/chat/completions", chat.stored.list),
+        ("GET", "/v1/chat/completions/{id}", chat.stored.retrieve),
+        ("POST", "/v1/chat/completions/{id}", chat.stored.update),
+        ("DELETE", "/v1/chat/completions/{id}", chat.stored.delete),
+        ("GET", "/v1/chat/completions/{id}/messages", chat.stored.messages),
         ("POST", "/inference/v1/generate", Generate(front)),
         ("POST", "/v1/responses", responses.create),
         ("POST", "/v1/responses/input_tokens", responses.count),

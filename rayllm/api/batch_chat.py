@@ -13,7 +13,16 @@ from rayllm.errors import RequestError
 
 Json = dict[str, Any]
 
-_NOT_IN_BATCHES = ("echo", "prompt_logprobs", "stream", "stream_options", "tools", "return_token_ids")
+_NOT_IN_BATCHES = (
+    "echo",
+    "prompt_logprobs",
+    "store",
+    "stream",
+    "stream_options",
+    "tools",
+    "functions",
+    "return_token_ids",
+)
 
 
 class BatchChatRequest(ChatRequest):

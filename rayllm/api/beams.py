@@ -25,6 +25,7 @@ _NEUTRAL = {
     "bad_words": ([],),
     "frequency_penalty": (0,),
     "logit_bias": ({},),
+    "logprob_token_ids": ([],),
     "min_p": (0,),
     "presence_penalty": (0,),
     "prompt_logprobs": (),
@@ -69,6 +70,11 @@ def check_beams(request: SamplingFields, params: SamplingParams) -> None:
     for name, neutral in _NEUTRAL.items():
         if (value := getattr(request, name)) is not None and value not in neutral:
             raise RequestError(f"{name} cannot be used with beam search, which ranks by the model's own values", name)
+    if params.thinking is not None:
+        raise RequestError(
+            "thinking_token_budget cannot be used with beam search, which ranks by the model's own values",
+            "thinking_token_budget",
+        )
     if params.prompt_logprobs is not None:
         raise RequestError("echo cannot be used with logprobs and beam search", "echo")
     penalty = request.length_penalty

@@ -12,10 +12,12 @@ from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Echo, Piece
 from rayllm.api.conversation import last_role, last_text, render
 from rayllm.api.forced import Forced, forced_calls
-from rayllm.api.front import Front, Prompt, Usage, check_stream
+from rayllm.api.front import Counted, Front, Prompt, Usage, check_stream
+from rayllm.api.functions import NAMES, with_function_call, with_tools
 from rayllm.api.logprobs import LogprobsWriter
 from rayllm.api.parse import parse_request
 from rayllm.api.parsing import delta_of, message_of
+from rayllm.api.stored_chats import StoredChats
 from rayllm.api.wire import ChatRequest
 from rayllm.errors import RequestError
 from rayllm.messages.sampling import SamplingParams
@@ -29,6 +31,7 @@ class Chat:
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self.stored = StoredChats(front)
 
     async def __call__(self, call: Call) -> None:
         """Answer one request."""
@@ -36,8 +39,10 @@ class Chat:
         await call.while_connected(self._answer(call, request))
 
     async def _answer(self, call: Call, request: ChatRequest) -> None:
+        keep = self.stored.keeper(request) if request.store else None
         begun = await self.begin(call, request)
-        await answer(call, begun.choices, begun.writer, bool(request.stream))
+        writer = begun.writer if keep is None else keep(begun.writer)
+        await answer(call, begun.choices, writer, bool(request.stream))
 
     async def begin(self, call: Call, request: ChatRequest, prefix: str = "chatcmpl-") -> "BegunChat":
         """Check a request and have its choices admitted. The answer's id begins with `prefix`.
@@ -59,6 +64,13 @@ class Chat:
         Raises:
             RequestError: it was refused.
         """
+        modern = with_tools(request)
+        try:
+            return await self._prepare(modern, older=modern is not request)
+        except RequestError as error:
+            raise (error if modern is request else error.renamed(NAMES)) from None
+
+    async def _prepare(self, request: ChatRequest, older: bool) -> "ReadyChat":
         front = self._front
         model = front.check_model(request)
         check_stream(request)
@@ -88,11 +100,25 @@ class Chat:
             request.include_reasoning is not False,
             request.parallel_tool_calls is not False,
             None if forced is None else forced.parser,
+            _reason_of_calls(request, older),
         )
-        if params.structured_outputs is not None and (after := front.parsers.end_of_reasoning(ids, continued)):
-            form = msgspec.structs.replace(params.structured_outputs, after_ids=after)
+        if params.structured_outputs is not None:
+            form = front.parsers.after_reasoning(params.structured_outputs, ids, continued)
             params = msgspec.structs.replace(params, structured_outputs=form)
+        if request.thinking_token_budget is not None:
+            thinking = front.parsers.thinking(request.thinking_token_budget, ids, continued)
+            params = msgspec.structs.replace(params, thinking=thinking)
         return ReadyChat(model, params, Prompt(ids, room, echo, parsing), role)
+
+    async def check_room(self, request: ChatRequest) -> None:
+        """Check that the conversation leaves room for an answer.
+
+        Raises:
+            ContextTooLong: it does not.
+            RequestError: it cannot be rendered.
+        """
+        ids = await self.render(request)
+        output_room(len(ids), request.max_completion_tokens, self._front.limits)
 
     async def render(self, request: ChatRequest) -> list[int]:
         """The tokens of its conversation.
@@ -130,7 +156,7 @@ class BegunChat:
 
     choices: list[Choice]
     writer: "ChatWriter"
-    usage: Usage
+    usage: Counted
     id: str
     model: str
 
@@ -147,6 +173,7 @@ class ChatWriter:
         )
         self._base = {"id": id_, "created": int(time.time()), "model": model}
         self._head = b"data: " + encode({**self._base, "object": "chat.completion.chunk"})[:-1] + b',"choices":['
+        self._older = bool(request.functions)
         self._token_ids = request.return_token_ids or front.settings.tokens_only
         options = request.stream_options
         self._final_usage = front.settings.force_usage or bool(options and options.include_usage)
@@ -186,6 +213,8 @@ class ChatWriter:
     def _parsed_event(self, index: int, piece: Piece, plain: bool) -> bytes:
         assert piece.events is not None
         delta = delta_of(piece.events)
+        if self._older:
+            delta = with_function_call(delta)
         if plain and not delta:
             return b""
         rest = {"logprobs": None, "finish_reason": None} if plain else self._rest(piece)
@@ -204,6 +233,8 @@ class ChatWriter:
             message = {"role": self._role, "content": piece.text, "refusal": None}
             if piece.events is not None:
                 message |= message_of(piece.events)
+            if self._older:
+                message = with_function_call(message)
             choices.append({"index": index, "message": message, **self._rest(piece)})
         out = {
             **self._base,
@@ -277,6 +308,15 @@ def _forced(request: ChatRequest, params: SamplingParams) -> Forced | None:
         field = params.structured_outputs.field
         raise RequestError(f"{field} and a forced tool call exclude each other; leave one out", field)
     return forced_calls(request.tools, choice, request.parallel_tool_calls is not False)
+
+
+def _reason_of_calls(request: ChatRequest, older: bool) -> str:
+    """The finish reason of an answer that calls tools. One that had to call a certain function stopped, as OpenAI
+    has it, for the client knows what it is.
+    """
+    if isinstance(request.tool_choice, dict):
+        return "stop"
+    return "function_call" if older else "tool_calls"
 
 
 def _check_tool(tool: Json, place: str) -> None:

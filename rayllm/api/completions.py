@@ -1,5 +1,6 @@
 """`POST /v1/completions`."""
 
+import base64
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from rayllm.api.logprobs import LogprobsWriter, offsets_of
 from rayllm.api.parse import parse_request
 from rayllm.api.wire import CompletionRequest
 from rayllm.errors import RequestError
+from rayllm.messages.embeds import FIELD, saved_shape
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import check_ids, output_room
 
@@ -56,7 +58,27 @@ class Completions:
         params = front.sampling.params(request, logprobs, request.max_tokens)
         if request.echo and logprobs is not None and params.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=logprobs)
-        return model, params, [await self._prompt(request, prompt) for prompt in prompts_of(request.prompt)]
+        prompts = [self._embedded(request, saved) for saved in _listed(request.prompt_embeds)]
+        if not prompts or request.prompt not in (None, ""):  # clients that must send a prompt send an empty one
+            prompts += [await self._prompt(request, prompt) for prompt in prompts_of(request.prompt)]
+        if sum(len(prompt.embeds or b"") for prompt in prompts) * params.n > front.settings.max_body_bytes:
+            raise RequestError("prompt_embeds are too large for so many choices; send several requests", FIELD)
+        return model, params, prompts
+
+    def _embedded(self, request: CompletionRequest, encoded: str) -> Prompt:
+        front = self._front
+        if not front.settings.prompt_embeds:
+            raise RequestError("prompt_embeds are not taken; start the server with --enable-prompt-embeds", FIELD)
+        for name in ("echo", "truncate_prompt_tokens", "prompt_logprobs"):
+            if (asked := getattr(request, name)) is not None and asked is not False:
+                raise RequestError(f"{name} needs the tokens of the prompt, which prompt_embeds do not tell", name)
+        try:
+            saved = base64.b64decode(encoded, validate=True)
+        except ValueError as error:
+            raise RequestError(f"prompt_embeds must be base64: {error}", FIELD) from None
+        tokens, _ = saved_shape(saved)
+        room = output_room(tokens, request.max_tokens, front.limits, _DEFAULT_MAX_TOKENS)
+        return Prompt([0] * tokens, room, embeds=saved)
 
     async def _prompt(self, request: CompletionRequest, prompt: str | list[int]) -> Prompt:
         front = self._front
@@ -149,7 +171,8 @@ class CompletionWriter:
         }
         if self._token_ids:
             out["token_ids"] = piece.token_ids
-            out["prompt_token_ids"] = self._prompts[index // self._per_prompt].token_ids if first else None
+            prompt = self._prompts[index // self._per_prompt]
+            out["prompt_token_ids"] = prompt.token_ids if first and prompt.embeds is None else None
         return out
 
 
@@ -168,6 +191,10 @@ def prompts_of(prompt: Any) -> list[str | list[int]]:
     if all(isinstance(item, str) for item in prompt) or all(isinstance(item, list) for item in prompt):
         return prompt
     raise RequestError("prompt must hold texts only, token ids only, or lists of token ids only", "prompt")
+
+
+def _listed(embeds: str | list[str] | None) -> list[str]:
+    return [embeds] if isinstance(embeds, str) else embeds or []
 
 
 def _check_fields(request: CompletionRequest) -> None:

@@ -13,6 +13,7 @@ from rayllm.api.batch_chat import BatchChatRequest
 from rayllm.api.control import AbortRequest
 from rayllm.api.generate import GenerateRequest
 from rayllm.api.responses_request import PASSED, InputTokensRequest, ResponsesRequest
+from rayllm.api.stored_chats import ChatUpdate
 from rayllm.api.wire import (
     IGNORABLE,
     REFUSED,
@@ -31,6 +32,7 @@ TOKENIZER_INFO = ("/tokenizer_info", "/get_tokenizer_info")
 
 _POSTS: Mapping[str, tuple[type[Wire], type[BaseModel], str]] = {
     "/v1/chat/completions": (ChatRequest, schemas.ChatAnswer, "Answer a conversation"),
+    "/v1/chat/completions/{id}": (ChatUpdate, schemas.StoredChat, "Give a stored one other metadata"),
     "/v1/completions": (CompletionRequest, schemas.CompletionAnswer, "Go on with a text"),
     "/v1/chat/completions/batch": (BatchChatRequest, schemas.ChatAnswer, "Answer several conversations"),
     "/v1/chat/completions/render": (
@@ -55,6 +57,10 @@ _POSTS: Mapping[str, tuple[type[Wire], type[BaseModel], str]] = {
     "/detokenize": (DetokenizeRequest, schemas.DetokenizeAnswer, "The text of token ids"),
 }  # fmt: skip
 _OTHERS: tuple[tuple[str, str, type[BaseModel], str], ...] = (
+    ("get", "/v1/chat/completions", schemas.StoredChats, "Those that are stored"),
+    ("get", "/v1/chat/completions/{id}", schemas.StoredChat, "A stored one"),
+    ("delete", "/v1/chat/completions/{id}", schemas.DeletedChat, "Forget it"),
+    ("get", "/v1/chat/completions/{id}/messages", schemas.StoredMessages, "The messages that led to it"),
     ("get", "/v1/models", schemas.ModelList, "The models that are served"),
     ("get", "/v1/models/{id}", schemas.ModelCard, "One of them"),
     ("get", "/v1/responses/{id}", schemas.ResponsesAnswer, "A stored response"),
@@ -82,16 +88,19 @@ _REFUSED: Mapping[type[Wire], Mapping[str, Refusal]] = {
 }
 """Those of other requests are `wire.REFUSED`."""
 _ID = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+_PAGE: Json = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+    "order": {"enum": ["asc", "desc"]},
+    "after": {"type": "string"},
+}
 _QUERIES: Mapping[str, Mapping[str, Json]] = {
+    "/v1/chat/completions": {**_PAGE, "model": {"type": "string"}},
+    "/v1/chat/completions/{id}/messages": _PAGE,
     "/v1/responses/{id}": {
         "stream": {"type": "boolean"},
         "starting_after": {"type": "integer", "minimum": -1, "maximum": 10**9},
     },
-    "/v1/responses/{id}/input_items": {
-        "limit": {"type": "integer", "minimum": 1, "maximum": 100},
-        "order": {"enum": ["asc", "desc"]},
-        "after": {"type": "string"},
-    },
+    "/v1/responses/{id}/input_items": _PAGE,
 }
 """Parameters of the URL, by the path that GET reads them from."""
 
@@ -105,7 +114,11 @@ def openapi_document(tokenizer_info: bool = False) -> Json:
     for path, (kind, answer, summary) in _POSTS.items():
         schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
         body = {"required": True, "content": {"application/json": {"schema": schema}}}
-        paths[path] = {"post": {**_operation(path, summary, _json(answer)), "requestBody": body}}
+        content = _json(answer) | (_EVENTS if path in _STREAMING else {})
+        operation = {**_operation(path, summary, content), "requestBody": body}
+        if "{id}" in path:
+            operation["parameters"] = [_ID]
+        paths[path] = {"post": operation}
     for method, path, answer, summary in _OTHERS:
         parameters = [_ID] if "{id}" in path else []
         if method == "get":
@@ -124,8 +137,6 @@ def openapi_document(tokenizer_info: bool = False) -> Json:
 
 
 def _operation(path: str, summary: str, content: Json) -> Json:
-    if path in _STREAMING:
-        content = {**content, **_EVENTS}
     error = _json(schemas.MessagesError if path.startswith("/v1/messages") else schemas.Error)
     return {
         "summary": summary,

@@ -1,4 +1,4 @@
-"""Errors as clients see them: a status, and `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors as clients see them: a status, and `{"error": {"message", "type", "param", "code"}}`, or Anthropic's form."""
 
 import http
 import logging
@@ -10,6 +10,14 @@ from rayllm.errors import EngineDead, GenerationFailed, Overloaded, ReplicaLost,
 logger = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 503: "service_unavailable"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,11 @@ class ErrorReply:
         other = "invalid_request_error" if self.status < 500 else "server_error"
         kind = _TYPES.get(self.status, other)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def anthropic_body(self) -> dict[str, Any]:
+        """The same for clients of Anthropic's API."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
 def reply_to(error: BaseException, log_stack: bool = False) -> ErrorReply:

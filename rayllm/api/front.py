@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -36,6 +36,8 @@ class Prompt:
     echo: Echo | None = None
     parsing: Parsing | None = None
     """How the texts that follow it are parsed."""
+    embeds: bytes | None = None
+    """A file of `torch.save` with what stands in place of the tokens, which are then all 0."""
 
 
 class Front:
@@ -113,6 +115,7 @@ class Front:
             Add(
                 request_id=0,
                 prompt_token_ids=prompt.token_ids,
+                prompt_embeds=prompt.embeds,
                 sampling=msgspec.structs.replace(params, n=1, max_tokens=prompt.max_tokens),
                 choice_index=i,
                 priority=priority,
@@ -146,6 +149,14 @@ class Front:
                 self.service, beams, {*eos, *params.stop_token_ids}, penalty, self.limits.vocab_size
             )
         return streams
+
+
+class Counted(Protocol):
+    """Counts the tokens of an answer."""
+
+    def now(self) -> dict[str, Any]:
+        """The usage so far, as chat completions write it."""
+        ...
 
 
 class Usage:

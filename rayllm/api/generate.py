@@ -16,6 +16,7 @@ from rayllm.api.logprobs import LogprobsWriter, bare
 from rayllm.api.parse import parse_fields, parse_request
 from rayllm.api.wire import ChatRequest, CompletionRequest, Refusal, StreamOptions, Wire
 from rayllm.errors import RequestError
+from rayllm.messages.embeds import FIELD
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import check_ids, output_room
 
@@ -28,6 +29,7 @@ REFUSED: Mapping[str, Refusal] = {
     "kv_transfer_params": Refusal("transfer of KV caches is not configured on this server"),
     "ec_transfer_params": Refusal("transfer of encoder caches is not configured on this server"),
 }
+_BUDGET = "thinking_token_budget"
 _OTHER_NAMES = {"extra_args": "vllm_xargs"}
 _OF_NO_EFFECT = ("detokenize", "output_kind")
 """Parameters that say how a Python caller gets its output."""
@@ -64,13 +66,15 @@ class Generate:
     async def _answer(self, call: Call, request: GenerateRequest) -> None:
         front = self._front
         model = front.check_model(request)
-        completion = _completion_request(request)
+        completion, budget = _completion_request(request)
         if request.stream_options is not None and not request.stream:
             raise RequestError("stream_options needs stream to be true", "stream_options")
         params = front.sampling.params(completion, completion.logprobs, completion.max_tokens)
         if not request.token_ids:
             raise RequestError("token_ids must not be empty", "token_ids")
         check_ids(request.token_ids, "token_ids", front.limits)
+        if budget is not None:
+            params = msgspec.structs.replace(params, thinking=front.parsers.thinking(budget, request.token_ids, None))
         room = output_room(len(request.token_ids), completion.max_tokens, front.limits)
         prompt = Prompt(request.token_ids, room)
         id_ = front.name_call(call, completion)
@@ -158,11 +162,14 @@ class Rendering:
     async def completions(self, call: Call) -> None:
         """Each prompt as a request."""
         request = parse_request(CompletionRequest, await call.body(self._front.settings.max_body_bytes))
+        if request.prompt_embeds is not None:
+            raise RequestError("prompt_embeds cannot be written as token ids; send them to /v1/completions", FIELD)
         model, params, prompts = await call.while_connected(self._completions.prepare(request))
         await call.json([_generate_fields(call, request, model, params, prompt) for prompt in prompts])
 
 
-def _completion_request(request: GenerateRequest) -> CompletionRequest:
+def _completion_request(request: GenerateRequest) -> tuple[CompletionRequest, int | None]:
+    """The same for text completions, and the most tokens of reasoning."""
     given = {_OTHER_NAMES.get(name, name): value for name, value in (request.sampling_params or {}).items()}
     fields = {name: value for name, value in given.items() if name not in _OF_NO_EFFECT}
     own = {
@@ -173,14 +180,18 @@ def _completion_request(request: GenerateRequest) -> CompletionRequest:
         "echo",
         "suffix",
         "best_of",
+        "prompt_embeds",
         "request_id",
         "truncate_prompt_tokens",
     }
     if wrong := own & fields.keys():
         raise RequestError(f"sampling_params has no {min(wrong)!r}", "sampling_params")
+    budget = fields.pop(_BUDGET, None)
+    if budget is not None and type(budget) is not int:
+        raise RequestError(f"sampling_params: {_BUDGET} must be a whole number", "sampling_params")
     fields |= {"cache_salt": request.cache_salt, "priority": request.priority, "request_id": request.request_id}
     try:
-        return parse_fields(CompletionRequest, {**fields, "stream": request.stream})
+        return parse_fields(CompletionRequest, {**fields, "stream": request.stream}), budget
     except RequestError as error:
         raise RequestError(f"sampling_params: {error.message}", "sampling_params") from None
 
@@ -192,6 +203,8 @@ def _generate_fields(
     sampling = msgspec.to_builtins(msgspec.structs.replace(params, max_tokens=prompt.max_tokens))
     for name in _INTERNAL:
         sampling.pop(name, None)
+    if thinking := sampling.pop("thinking", None):
+        sampling[_BUDGET] = thinking["budget"]
     if request.seed is None:
         sampling.pop("seed", None)  # one is drawn anew
     return {

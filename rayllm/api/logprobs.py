@@ -76,8 +76,9 @@ def bare(tokens: Sequence[TokenLogprobs | None]) -> Json:
     content = []
     for token in tokens:
         assert token is not None, "no prompt is echoed"
-        pairs = zip(token.top_ids, token.top_logprobs, strict=True)
-        top = [{"token_id": id_, "logprob": _finite(logprob), "rank": i} for i, (id_, logprob) in enumerate(pairs, 1)]
+        ranks = token.top_ranks or range(1, len(token.top_ids) + 1)
+        found = zip(token.top_ids, token.top_logprobs, ranks, strict=True)
+        top = [{"token_id": id_, "logprob": _finite(logprob), "rank": rank} for id_, logprob, rank in found]
         own = {"token_id": token.token_id, "logprob": _finite(token.logprob), "rank": token.rank}
         content.append({**own, "top_logprobs": top})
     return {"content": content}

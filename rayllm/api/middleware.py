@@ -80,7 +80,11 @@ class RequireKey:
             if not (self._allowed(call.header("authorization") or "") or self._known(call.header("x-api-key") or "")):
                 message = "an API key is needed; send the header Authorization: Bearer KEY, or X-Api-Key: KEY"
                 headers = {"WWW-Authenticate": "Bearer"}
-                await call.error(ErrorReply(401, message, code="invalid_api_key", headers=headers))
+                reply = ErrorReply(401, message, code="invalid_api_key", headers=headers)
+                if _routed_path(scope).startswith("/v1/messages"):
+                    await call.json({**reply.anthropic_body(), "request_id": call.id}, 401, headers)
+                else:
+                    await call.error(reply)
                 return
         await self._app(scope, receive, send)
 

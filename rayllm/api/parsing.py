@@ -4,11 +4,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from rayllm.config.serve import FrontendSettings
-from rayllm.errors import ConfigError
+from rayllm.errors import ConfigError, RequestError
+from rayllm.messages.sampling import Thinking
+from rayllm.messages.structured import StructuredOutputs
 from rayllm.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
 from rayllm.parsers.output import OutputParser
 from rayllm.parsers.parser import ToolParser
+from rayllm.parsers.reasoning import between_marks
 from rayllm.parsers.registry import load_plugin, reasoning_parsers, tool_parsers
 from rayllm.render.tokenizer import Tokenizer
 
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 T = TypeVar("T")
 
+_BUDGET = "thinking_token_budget"
 _TAIL = 32
 """Tokens at the end of a prompt that may show whether it ends within reasoning."""
 
@@ -31,6 +37,8 @@ class Parsing:
     kept: frozenset[int]
     """Special tokens whose texts the parsers have to see."""
     counts_reasoning: bool
+    reason_of_calls: str
+    """The finish reason of an answer that calls tools and stops."""
 
 
 class Parsers:
@@ -49,6 +57,11 @@ class Parsers:
             load_plugin("--reasoning-parser-plugin", settings.reasoning_parser_plugin)
         self._tools = _find("--tool-call-parser", tool_parsers(), settings.tool_parser)
         self._reasoning = _find("--reasoning-parser", reasoning_parsers(), settings.reasoning_parser)
+        begin, end = settings.reasoning_marks
+        if self._reasoning is None and end:
+            self._reasoning = between_marks(begin, end)
+        self._last_thought = end
+        """What an end of reasoning that is forced says; empty: its mark alone."""
 
     @property
     def part_reasoning(self) -> bool:
@@ -63,6 +76,7 @@ class Parsers:
         show_reasoning: bool = True,
         parallel_calls: bool = True,
         forced: Callable[[Sequence[Json]], ToolParser] | None = None,
+        reason_of_calls: str = "tool_calls",
     ) -> Parsing | None:
         """How answers to a prompt are parsed; None: they are not.
 
@@ -85,20 +99,53 @@ class Parsers:
                 parallel_calls,
             )
 
-        return Parsing(new, self._kept(reasoning, calls), reasoning is not None)
+        return Parsing(new, self._kept(reasoning, calls), reasoning is not None, reason_of_calls)
 
-    def end_of_reasoning(self, prompt: Sequence[int], continued: str | None) -> tuple[int, ...]:
-        """The tokens that end the reasoning in answers to a prompt, which a form of the answer has to wait for.
+    def after_reasoning(
+        self, form: StructuredOutputs, prompt: Sequence[int], continued: str | None
+    ) -> StructuredOutputs:
+        """A form as answers to a prompt have it: after their reasoning.
 
-        Nothing where no parser tells reasoning apart, or the prompt ends it.
+        Where the prompt does not show whether there is any, an answer shows it by how it begins.
         """
         reasoning = self._reasoning
         if reasoning is None or not (ends := getattr(reasoning, "ends", ())):
-            return ()
-        if reasoning.inside_after(self._tail(prompt), continued) is False:
-            return ()
-        id_ = self._tokenizer.token_to_id(ends[0])
-        return tuple(self._tokenizer.encode(ends[0], add_special_tokens=False)) if id_ is None else (id_,)
+            return form
+        inside = reasoning.inside_after(self._tail(prompt), continued)
+        if inside is False:
+            return form
+        told = inside or getattr(reasoning, "unmarked", False)
+        begins = () if told else tuple(map(self._ids, getattr(reasoning, "begins", ())))
+        return msgspec.structs.replace(form, after_ids=self._ids(ends[0]), begin_ids=begins)
+
+    def thinking(self, budget: int, prompt: Sequence[int], continued: str | None) -> Thinking:
+        """How the reasoning in answers to a prompt is ended after `budget` tokens.
+
+        Raises:
+            RequestError: the budget is none, or this server does not know how reasoning ends.
+        """
+        if budget < 0:
+            raise RequestError("thinking_token_budget must be a whole number that is not negative", _BUDGET)
+        reasoning = self._reasoning
+        if reasoning is None or not (ends := getattr(reasoning, "ends", ())):
+            raise RequestError(
+                "thinking_token_budget needs a server that knows the marks of reasoning; start it with "
+                "--reasoning-parser or --reasoning-config", _BUDGET,
+            )  # fmt: skip
+        inside = reasoning.inside_after(self._tail(prompt), continued)
+        mark = self._ids(ends[0])
+        before = self._last_thought.removesuffix(ends[0])
+        return Thinking(
+            budget=budget,
+            inside=getattr(reasoning, "unmarked", False) if inside is None else inside,
+            begin_ids=tuple(map(self._ids, getattr(reasoning, "begins", ()))),
+            mark_ids=mark,
+            end_ids=(*self._tokenizer.encode(before, add_special_tokens=False), *mark) if before else mark,
+        )
+
+    def _ids(self, mark: str) -> tuple[int, ...]:
+        id_ = self._tokenizer.token_to_id(mark)
+        return tuple(self._tokenizer.encode(mark, add_special_tokens=False)) if id_ is None else (id_,)
 
     def _tail(self, prompt: Sequence[int]) -> str:
         return self._tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False, continues=True)
@@ -115,7 +162,7 @@ class PieceParser:
     def __init__(self, parsing: Parsing, echo: str) -> None:
         """`echo` is the text of the prompt that the choice shows before its own."""
         self._parser, self._echo = parsing.new(), echo
-        self._counts = parsing.counts_reasoning
+        self._counts, self._reason_of_calls = parsing.counts_reasoning, parsing.reason_of_calls
         self._thoughts = 0
 
     @property
@@ -140,7 +187,7 @@ class PieceParser:
             return
         piece.events += parser.finish()
         if piece.finish_reason == "stop" and 0 < parser.calls_begun == parser.calls_ended:
-            piece.finish_reason = "tool_calls"
+            piece.finish_reason = self._reason_of_calls
 
 
 def delta_of(events: Iterable[Event]) -> Json:

@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rayllm.api.answer import Sink, answer, stream_answer
 from rayllm.api.call import Call
 from rayllm.api.chat import BegunChat, Chat
+from rayllm.api.choice import Choice
 from rayllm.api.errors import ErrorReply
 from rayllm.api.front import Front
 from rayllm.api.generate import Rendering
+from rayllm.api.hosted import Hosted, host
+from rayllm.api.paging import page_of
 from rayllm.api.parse import parse_request
 from rayllm.api.responses_request import (
     NAMES,
@@ -18,13 +21,17 @@ from rayllm.api.responses_request import (
     InputTokensRequest,
     ResponsesRequest,
     chat_request,
+    from_turn,
     items_of,
     parse,
+    turns,
 )
 from rayllm.api.responses_store import Kept, ResponseStore
 from rayllm.api.responses_writer import ResponseWriter
+from rayllm.api.tool_servers import ToolServer
+from rayllm.api.tool_turns import ToolTurns, TurnsUsage
 from rayllm.api.wire import ChatRequest
-from rayllm.errors import RequestError
+from rayllm.errors import ContextTooLong, RequestError
 
 Json = dict[str, Any]
 
@@ -32,8 +39,9 @@ Json = dict[str, Any]
 class Responses:
     """Answers requests of the responses API. What it stores is kept in this process alone."""
 
-    def __init__(self, front: Front, chat: Chat, rendering: Rendering) -> None:
-        self._front, self._chat, self._rendering = front, chat, rendering
+    def __init__(self, front: Front, chat: Chat, rendering: Rendering, servers: Sequence[ToolServer] = ()) -> None:
+        """`servers` run the tools that requests do not bring themselves."""
+        self._front, self._chat, self._rendering, self._servers = front, chat, rendering, servers
         self._store = ResponseStore()
 
     async def create(self, call: Call) -> None:
@@ -44,7 +52,8 @@ class Responses:
     async def render(self, call: Call) -> None:
         """An input as a request of `/inference/v1/generate`."""
         request, passed = parse(await call.body(self._front.settings.max_body_bytes))
-        chat = self._chat_request(request, *self._items(request), passed)
+        request, _ = host(request, self._servers)
+        chat = await call.while_connected(self._fitting(request, *self._items(request), passed))
         try:
             await self._rendering.render(call, chat)
         except RequestError as error:
@@ -55,8 +64,8 @@ class Responses:
         body = await call.body(self._front.settings.max_body_bytes)
         request = parse_request(InputTokensRequest, body, REFUSED)
         self._front.check_model(request)
-        chat = self._chat_request(request, *self._items(request), {})
-        ids = await call.while_connected(self._chat.render(chat))
+        request, _ = host(request, self._servers)
+        ids = await call.while_connected(self._ids(request))
         await call.json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     async def retrieve(self, call: Call) -> None:
@@ -94,22 +103,7 @@ class Responses:
 
     async def input_items(self, call: Call) -> None:
         """The items that led to a response."""
-        items, query = self._found(call).items, call.query()
-        limit, order = query.get("limit", "20"), query.get("order", "desc")
-        if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= 100:
-            raise RequestError("limit must be from 1 to 100", "limit")
-        if order not in ("asc", "desc"):
-            raise RequestError("order must be 'asc' or 'desc'", "order")
-        if order == "desc":
-            items = items[::-1]
-        if (after := query.get("after")) is not None:
-            places = [i for i, item in enumerate(items) if item.get("id") == after]
-            if not places:
-                raise RequestError("after must be the id of an item", "after")
-            items = items[places[0] + 1 :]
-        page = items[: int(limit)]
-        ends = {"first_id": page[0]["id"] if page else "", "last_id": page[-1]["id"] if page else ""}
-        await call.json({"object": "list", "data": page, **ends, "has_more": len(items) > len(page)})
+        await call.json(page_of(self._found(call).items, call.query(), order="desc"))
 
     # -- within
 
@@ -120,7 +114,9 @@ class Responses:
         if request.background:
             self._store.check_room()
         items, known = self._items(request)
-        chat = self._chat_request(request, items, known, passed)
+        tools, choice = request.tools, request.tool_choice
+        request, hosted = host(request, self._servers)
+        chat = await self._fitting(request, items, known, passed)
         begun = await self._begin(call, chat)
         kept: list[Kept] = []
 
@@ -130,9 +126,17 @@ class Responses:
             elif store:
                 self._store.keep(Kept(response, items))
 
-        writer = ResponseWriter(begun, request, self._echoed(request, chat), ended)
+        echoed = {**self._echoed(request, chat), "tools": tools or [], "tool_choice": choice or "auto"}
+        told = [str(item.get("server_label")) for item in items if item["type"] == "mcp_list_tools"]
+        writer = ResponseWriter(begun, request, echoed, ended, hosted, told)
+        if hosted:
+            begun = self._with_turns(call, begun, request, hosted, writer, items, known, passed)
+            writer.chat = begun
         if not request.background:
-            await answer(call, begun.choices, writer, bool(request.stream), writer.failed)
+            if hosted and not request.stream:
+                await self._answer_whole(call, begun.choices[0], writer)
+            else:
+                await answer(call, begun.choices, writer, bool(request.stream), writer.failed)
             return
         kept.append(Kept(writer.response("in_progress"), items, events=[] if request.stream else None))
         kept[0].task = asyncio.get_running_loop().create_task(self._run(kept[0], call.reply_to, begun, writer))
@@ -159,6 +163,37 @@ class Responses:
                 self._store.keep(self._store.get(kept.response["id"]))
             kept.wake()
 
+    def _with_turns(
+        self, call: Call, begun: BegunChat, request: ResponsesRequest, hosted: Mapping[str, Hosted],
+        writer: ResponseWriter, items: list[Json], known: int, passed: Json,
+    ) -> BegunChat:  # fmt: skip
+        """A chat that goes on after its calls of hosted tools."""
+
+        async def go_on(used: int, with_tools: bool) -> BegunChat | None:
+            most = request.max_output_tokens
+            if most is not None and used >= most:
+                writer.cut()
+                return None
+            # The choice was for the first turn: a call that has to be made would be made for ever.
+            choice = "auto" if with_tools and self._front.settings.auto_tools else "none"
+            left = None if most is None else most - used
+            turn = request.model_copy(update={"tool_choice": choice, "max_output_tokens": left})
+            next_ = await self._begin(call, await self._fitting(turn, [*items, *writer.output()], known, passed))
+            writer.next_turn()
+            return next_
+
+        turns = ToolTurns(begun, hosted, writer.open_calls, go_on, request.max_tool_calls)
+        return BegunChat([turns], begun.writer, TurnsUsage(turns), begun.id, begun.model)
+
+    async def _answer_whole(self, call: Call, choice: Choice, writer: ResponseWriter) -> None:
+        """Answer by what a stream would come to."""
+        try:
+            async for piece in choice.pieces():
+                writer.event(choice, piece)
+        finally:
+            choice.close()
+        await call.json(writer.end())
+
     async def _begin(self, call: Call, chat: ChatRequest) -> BegunChat:
         try:
             return await self._chat.begin(call, chat, "resp_")
@@ -182,6 +217,38 @@ class Responses:
         except RequestError as error:
             raise error.renamed(NAMES) from None
 
+    async def _ids(self, request: InputTokensRequest) -> list[int]:
+        return await self._chat.render(await self._fitting(request, *self._items(request), {}))
+
+    async def _fitting(self, request: InputTokensRequest, items: list[Json], known: int, passed: Json) -> ChatRequest:
+        """The chat of some items, with `truncation` `auto` without as many of the oldest turns as do not fit."""
+        chat = self._chat_request(request, items, known, passed)
+        starts = turns(items)
+        if request.truncation != "auto" or not starts or await self._fits(chat):
+            return chat
+
+        def from_(start: int) -> ChatRequest:
+            left = from_turn(items, start)
+            return self._chat_request(request, left, known - (len(items) - len(left)), passed)
+
+        low, high = 0, len(starts) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if await self._fits(from_(starts[middle])):
+                high = middle
+            else:
+                low = middle + 1
+        return from_(starts[low])
+
+    async def _fits(self, chat: ChatRequest) -> bool:
+        try:
+            await self._chat.check_room(chat)
+        except ContextTooLong:
+            return False
+        except RequestError as error:
+            raise error.renamed(NAMES) from None
+        return True
+
     def _echoed(self, request: ResponsesRequest, chat: ChatRequest) -> Json:
         """What a response repeats of its request."""
         defaults = self._front.settings.generation_defaults
@@ -202,7 +269,7 @@ class Responses:
             "tools": request.tools or [],
             "top_logprobs": request.top_logprobs or 0,
             "top_p": defaults.get("top_p", 1.0) if chat.top_p is None else chat.top_p,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "user": request.user,
         }
 

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -87,7 +88,8 @@ class InputTokensRequest(Wire):
     text: Json | None = None
     tool_choice: str | Json | None = None
     tools: list[Json] | None = None
-    truncation: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """`auto` leaves out the oldest turns, where all do not fit the context."""
     parallel_tool_calls: bool | None = None
 
 
@@ -98,7 +100,7 @@ class ResponsesRequest(InputTokensRequest):
     include: list[str] | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
-    """Limits calls of tools that the server runs, of which there are none."""
+    """Limits calls of tools that the server runs."""
     metadata: dict[str, str] | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: bool | None = None
@@ -147,8 +149,6 @@ def chat_request(request: InputTokensRequest, items: Sequence[Json], known: int,
     Raises:
         RequestError: names the field.
     """
-    if request.truncation not in (None, "disabled"):
-        raise RequestError("truncation must be 'disabled': input is not cut here; leave out old items", "truncation")
     tools, choice = _tools(request)
     fields: Json = {
         **passed,
@@ -280,9 +280,45 @@ def _add(out: list[Json], item: Json, place: str) -> None:
             message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
             _check(message, place)
             out.append(message)
+        case "mcp_call" | "code_interpreter_call" | "web_search_call":
+            for one in _as_function(item):
+                _add(out, one, place)
+        case "mcp_list_tools":
+            pass
         case kind:
             known = "'message', 'reasoning', 'function_call' or 'function_call_output'"
             raise RequestError(f"{place} is of type {repr(kind)[:40]}, but this server takes {known}", place)
+
+
+def _as_function(item: Json) -> tuple[Json, Json]:
+    """A call that a service has made, as one of a function and its output."""
+    id_ = item.get("id")
+    name, arguments, output = item.get("name"), item.get("arguments"), item.get("output") or item.get("error")
+    match item["type"]:
+        case "code_interpreter_call":
+            name, arguments = name or "code_interpreter", json.dumps({"code": item.get("code")})
+            logs = item.get("outputs")
+            logs = [one for one in logs if isinstance(one, dict)] if isinstance(logs, list) else []
+            output = "\n".join(str(one.get("logs", "")) for one in logs)
+        case "web_search_call":
+            action = item.get("action")
+            query = action.get("query") if isinstance(action, dict) else None
+            name, arguments = name or "web_search", json.dumps({"query": query})
+    return (
+        {"type": "function_call", "call_id": id_, "name": name, "arguments": arguments},
+        {"type": "function_call_output", "call_id": id_, "output": output or ""},
+    )
+
+
+def turns(items: Sequence[Json]) -> list[int]:
+    """The places at which turns begin, but for the first: messages of users."""
+    users = [i for i, item in enumerate(items) if item.get("type") == "message" and item.get("role") == "user"]
+    return users[1:]
+
+
+def from_turn(items: Sequence[Json], start: int) -> list[Json]:
+    """The items from one turn on, behind what the system says."""
+    return [*(item for item in items[:start] if item.get("role") in ("system", "developer")), *items[start:]]
 
 
 def _goes_on(out: list[Json]) -> bool:

@@ -1,6 +1,7 @@
-"""Responses that this process keeps, in bounded memory."""
+"""Answers that this process keeps, in bounded memory."""
 
 import asyncio
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ Json = dict[str, Any]
 
 MOST_BYTES = 64 << 20
 MOST_RUNNING = 256
+_NUMBERS = itertools.count()
 
 
 class ResponseNotFound(RequestError):
@@ -34,6 +36,8 @@ class Kept:
     size: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced, whenever there is something new."""
+    number: int = field(default_factory=_NUMBERS.__next__)
+    """Later ones have greater numbers."""
 
     @property
     def running(self) -> bool:
@@ -54,7 +58,9 @@ class Kept:
 class ResponseStore:
     """The responses by id. The least recently used ones go when there are too many; those that run stay."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES, most_running: int = MOST_RUNNING) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, most_running: int = MOST_RUNNING, kind: str = "response") -> None:
+        """`kind` is what errors call them."""
+        self._kind = kind
         self._most_bytes, self._most_running = most_bytes, most_running
         self._kept: dict[str, Kept] = {}
         self.bytes = 0
@@ -93,12 +99,16 @@ class ResponseStore:
         kept = self._kept.pop(id_, None)
         if kept is None:
             raise ResponseNotFound(
-                f"there is no response {id_[:80]!r} here: it was never stored, it was dropped to make room for others, "
-                "or another API server of this service has it (each keeps its own; see --api-server-count)",
+                f"there is no {self._kind} {id_[:80]!r} here: it was never stored, it was dropped to make room for "
+                "others, or another API server of this service has it (each keeps its own; see --api-server-count)",
                 param,
             )
         self._kept[id_] = kept
         return kept
+
+    def all(self) -> list[Kept]:
+        """All of them, the oldest first."""
+        return sorted(self._kept.values(), key=lambda kept: kept.number)
 
     def forget(self, id_: str) -> None:
         """Drop a response; what runs is the caller's to stop. Unknown ids are passed over."""

@@ -28,6 +28,7 @@ _SAME_NAME = (
     "seed",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "stream_interval",
     "temperature",
     "top_p",
 )
@@ -65,7 +66,8 @@ class Sampling:
             stop=_stops(request.stop, defaults),
             stop_token_ids=tuple(request.stop_token_ids or defaults.get("stop_token_ids") or ()),
             max_tokens=max_tokens,
-            logprobs=logprobs,
+            logprobs=0 if request.logprob_token_ids and logprobs is not None else logprobs,
+            logprob_token_ids=tuple(dict.fromkeys(request.logprob_token_ids or ())),
             structured_outputs=structured_of(request),
             extra_args=dict(request.vllm_xargs) if request.vllm_xargs else None,
         )

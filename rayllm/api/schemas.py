@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 Json = dict[str, Any]
 Count = Annotated[int, Field(ge=0)]
-FinishReason = Literal["stop", "length", "tool_calls", "abort"]
+FinishReason = Literal["stop", "length", "tool_calls", "function_call", "abort"]
 
 
 class Answer(BaseModel):
@@ -135,6 +135,8 @@ class ChatMessage(Answer):
     reasoning_content: str | None = None
     """The same, under its older name."""
     tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
+    """What an answer to `functions` calls."""
 
 
 class ChatChoice(Answer):
@@ -161,6 +163,41 @@ class ChatAnswer(Answer):
     service_tier: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
+
+
+class StoredChat(ChatAnswer):
+    """A chat completion that is kept."""
+
+    metadata: dict[str, str]
+
+
+class Page(Answer):
+    """A page of a list."""
+
+    object: Literal["list"]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+class StoredChats(Page):
+    """Chat completions that are kept."""
+
+    data: list[StoredChat]
+
+
+class StoredMessages(Page):
+    """The messages that led to one."""
+
+    data: list[Json]
+
+
+class DeletedChat(Answer):
+    """One that is kept no more."""
+
+    id: str
+    object: Literal["chat.completion.deleted"]
+    deleted: Literal[True]
 
 
 class TextLogprobs(Answer):
@@ -416,6 +453,15 @@ class FunctionCallItem(Answer):
     arguments: str
 
 
+class HostedItem(BaseModel):
+    """A tool that the server itself called, or the tools of one of its tool servers."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["mcp_call", "mcp_list_tools", "code_interpreter_call", "web_search_call"]
+    id: str
+
+
 class ResponseError(Answer):
     """Why a response failed."""
 
@@ -440,7 +486,7 @@ class ResponsesAnswer(Answer):
     status: Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
-    output: list[MessageItem | ReasoningItem | FunctionCallItem]
+    output: list[MessageItem | ReasoningItem | FunctionCallItem | HostedItem]
     usage: ResponsesUsage | None
     background: bool
     instructions: str | None
@@ -458,7 +504,7 @@ class ResponsesAnswer(Answer):
     tools: list[Json]
     top_logprobs: Count
     top_p: float
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     user: str | None
 
 
@@ -477,14 +523,10 @@ class DeletedResponse(Answer):
     deleted: Literal[True]
 
 
-class InputItems(Answer):
-    """A page of items."""
+class InputItems(Page):
+    """The items that led to a response."""
 
-    object: Literal["list"]
     data: list[Json]
-    first_id: str
-    last_id: str
-    has_more: bool
 
 
 # -- the service

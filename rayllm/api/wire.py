@@ -71,6 +71,8 @@ class SamplingFields(Wire):
     guided_regex: str | None = None
     guided_whitespace_pattern: str | None = None
     ignore_eos: bool | None = None
+    logprob_token_ids: list[int] | None = None
+    """With logprobs: the tokens whose log-probabilities are told beside each, in place of the likeliest ones."""
     length_penalty: float | None = None
     """The power of its length by which a beam's sum of log-probabilities is divided; left out, 1."""
     include_stop_str_in_output: bool | None = None
@@ -84,6 +86,8 @@ class SamplingFields(Wire):
     return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
+    stream_interval: int | None = None
+    """Tokens between two chunks but the first and the last; left out, as --stream-interval says."""
     stop_token_ids: list[int] | None = None
     structural_tag: str | Json | None = None
     structured_outputs: Json | None = None
@@ -101,6 +105,8 @@ class CompletionRequest(SamplingFields):
 
     prompt: str | list[Any] | None = None
     """A text, texts, token ids, or lists of token ids."""
+    prompt_embeds: str | list[str] | None = None
+    """Prompts as embeddings, answered before those of `prompt`: files of `torch.save` in base64."""
     logprobs: int | None = None
     best_of: int | None = None
     suffix: str | None = None
@@ -128,8 +134,16 @@ class ChatRequest(SamplingFields, ChatTemplateFields):
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     """False keeps the first call only."""
+    thinking_token_budget: int | None = None
+    """The most tokens of reasoning, after which it is ended."""
     include_reasoning: bool | None = None
     """False leaves the reasoning out of the answer."""
+    functions: list[Json] | None = None
+    """The older form of `tools`; an answer calls one at most."""
+    function_call: str | Json | None = None
+    """The older form of `tool_choice`: `none`, `auto`, or an object with the name of a function."""
+    store: bool | None = None
+    """Keeps the answer, for `GET /v1/chat/completions/{id}` and the like."""
 
 
 class TokenizeRequest(ChatTemplateFields):
@@ -155,29 +169,23 @@ class Refusal:
 
 
 _MEDIA = "this server takes and gives text only"
-_TOOLS = "this form of tool calls is not available; use tools and tool_choice"
 
 REFUSED: Mapping[str, Refusal] = {
     "early_stopping": Refusal("beam search stops when no beam can get better; leave the field out", (False,)),
-    "prompt_embeds": Refusal("prompts as embeddings are not available; send text or token ids"),
+    "prompt_embeds": Refusal("prompts as embeddings are taken by /v1/completions"),
     "modalities": Refusal(_MEDIA, (["text"],)),
     "audio": Refusal(_MEDIA),
     "mm_processor_kwargs": Refusal(_MEDIA),
     "media_io_kwargs": Refusal(_MEDIA),
     "reasoning": Refusal("use reasoning_effort and include_reasoning"),
-    "thinking_token_budget": Refusal("the length of reasoning cannot be limited yet; limit max_tokens"),
     "verbosity": Refusal(
         "this model has no such setting; say in the prompt how long the answer should be", ("medium",)
     ),
-    "functions": Refusal(_TOOLS, ([],)),
-    "function_call": Refusal(_TOOLS, ("none",)),
     "web_search_options": Refusal("this server does not search the web"),
     "prediction": Refusal("predicted outputs are not available; leave the field out"),
-    "store": Refusal("this server keeps no responses; leave the field out", (False,)),
+    "store": Refusal("only chat completions and responses are kept; leave the field out", (False,)),
     "watermarking": Refusal("outputs are not watermarked; leave the field out", (False,)),
-    "logprob_token_ids": Refusal("log-probabilities are told of the likeliest tokens; ask for more in top_logprobs"),
     "repetition_detection": Refusal("repetitions are not looked for; use repetition_penalty or a stop string"),
-    "stream_interval": Refusal("it is set for the server, by --stream-interval"),
     "session_id": Refusal("requests are placed by load; prefixes are found by content"),
     "return_token_offsets": Refusal("offsets of a prompt are told with echo and logprobs in /v1/completions", (False,)),
     "return_prompt_text": Refusal("use /v1/chat/completions/render and /detokenize", (False,)),

@@ -82,6 +82,8 @@ class EngineConfig:
     """Whether the user set the share; else it is cut to what is of use."""
     engines_on_host: int = 1
     enable_prefix_caching: bool = True
+    prompt_embeds: bool = False
+    """Whether prompts may come as embeddings."""
     scheduling_policy: str = "fcfs"
     """`fcfs` or `priority`."""
     async_scheduling: bool = True

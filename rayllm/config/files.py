@@ -107,12 +107,14 @@ def _chat_template(given: str | None) -> tuple[str | None, str | None]:
         return None, None
     # A template in one line may be longer than a path can be, which `is_file` answers with an error.
     if "{" not in given and "\n" not in given:
-        if "/" not in given and not Path(given).exists():
-            return None, given
         try:
+            if "/" not in given and not Path(given).exists():
+                return None, given
             return Path(given).read_text(encoding="utf-8"), None
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("--chat-template", f"{given}: {error}") from None
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            cure = "give the path of a file, the template itself, or the name of one of the model's"
+            raise ConfigError("--chat-template", f"{given[:200]}: {reason}", cure) from None
     return given, None
 
 

@@ -31,6 +31,8 @@ class Places:
     """The folder of the tokenizer, where it is another."""
     code: str | None = None
     """The folder of modelling code of the model's own, where it may be run."""
+    asked_hub: bool = False
+    """Whether anything of it is on the hub."""
 
 
 def is_hub_name(name: str) -> bool:
@@ -68,7 +70,7 @@ def locate(values: Values) -> Places:
             model = hub.fetch(model, values["revision"], "--model", "--revision")
     place = Path(config or model)
     code = _code(values, hub, place.parent if place.is_file() else place)
-    return Places(model=model, config=config, tokenizer=tokenizer, code=code)
+    return Places(model=model, config=config, tokenizer=tokenizer, code=code, asked_hub=hub.asked)
 
 
 def _code(values: Values, hub: "_Hub", folder: Path) -> str | None:
@@ -116,6 +118,8 @@ class _Hub:
             form for pattern in values["ignore-patterns"] for form in (pattern, pattern.replace("**/", ""))
         ]
         self._folder, self._token = values["download-dir"], values["hf-token"]
+        self.asked = False
+        """Whether anything was fetched, or found in the hub's cache."""
 
     def fetch_model(self, name: str, revision: str | None, load_format: str) -> str:
         """A model with its weights: the folder, or the GGUF file that it is."""
@@ -143,6 +147,7 @@ class _Hub:
         self, name: str, revision: str | None, option: str, revision_option: str, patterns: Sequence[str] = _CONFIGS
     ) -> str:
         """The folder of the files that fit `patterns`."""
+        self.asked = True
         from httpx2 import HTTPError
         from huggingface_hub import snapshot_download
 

@@ -1,5 +1,6 @@
 """From option values to resolved settings, reading what has to be read: the model's facts, files, the machine."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rayllm.config.files import read_files
@@ -33,9 +34,15 @@ def load(values: Values, api_key: str | None = None, dev_mode: bool = False) -> 
     check_trace_packages(resolved.serve.frontend.traces)
     return replace(
         resolved,
-        notes=(*values.notes, *warnings, *resolved.notes),
+        notes=(*values.notes, *warnings, *resolved.notes, *_hub_notes(values, places)),
         plan=tuple(plan_lines(values, resolved, hardware)),
     )
+
+
+def _hub_notes(values: Values, places: Places) -> Iterator[str]:
+    for option in ("download-dir", "hf-token"):
+        if option in values.given and not places.asked_hub:
+            yield f"--{option} has no effect: nothing that the options name is on the hub"
 
 
 def _config_source(values: Values, places: Places) -> ConfigSource:

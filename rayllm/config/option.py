@@ -19,6 +19,10 @@ from rayllm.errors import ConfigError
 Check = Callable[[Any], str | None]
 """Says why a value cannot be honoured, or None."""
 
+MOST = 2**63 - 1
+"""What a number may be at most: settings cross to other processes and to compiled code."""
+DEEPEST = 64
+"""Levels of objects and lists in a JSON value."""
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -66,6 +70,8 @@ class Option:
     """LIST: what parts the elements of one argument, where one argument may hold several."""
     integers: bool = False
     """LIST: whether the elements are integers."""
+    objects: bool = False
+    """LIST: whether elements may be JSON objects."""
     repeats: bool = False
     """LIST: whether a second use adds to the first."""
     keyed: bool = False
@@ -128,10 +134,16 @@ class Option:
         if isinstance(value, int | float) and not isinstance(value, bool) and not (self.auto and value == -1):
             if self.minimum is not None and value < self.minimum:
                 raise ConfigError(self.flag, f"{value} is below {self.minimum}, the smallest value")
-            if self.maximum is not None and value > self.maximum:
-                raise ConfigError(self.flag, f"{value} is above {self.maximum}, the largest value")
+            most = MOST if self.maximum is None else self.maximum
+            if value > most:
+                raise ConfigError(self.flag, f"{value} is above {most}, the largest value")
             if self.kind is Kind.INT and self.choices and value not in self.choices:
                 raise ConfigError(self.flag, f"{value} is not one of {', '.join(map(str, self.choices))}")
+        if self.kind in (Kind.STR, Kind.LIST):
+            for text in value if isinstance(value, list) else [value]:
+                _check_text(self, text)
+        if self.kind is Kind.JSON:
+            _check_json(self.flag, value)
         if self.keyed:
             _check_keys(self.flag, value, self.default)
         if self.check is not None and (reason := self.check(value)):
@@ -143,6 +155,32 @@ def spellings(option: Option) -> list[str]:
     """All of them, the name first."""
     negative = [f"--no-{option.name}"] if option.kind is Kind.BOOL and option.negatable else []
     return [option.flag, *negative, *option.aliases]
+
+
+def _check_text(option: Option, text: Any) -> None:
+    """Raise a ConfigError for text that says nothing, unless it is the default, or that no path or header can hold."""
+    if not isinstance(text, str):
+        return
+    if not text.strip() and text != option.default:
+        raise ConfigError(option.flag, f"{text!r} is empty", "give a value, or leave it out")
+    if "\0" in text:
+        raise ConfigError(option.flag, f"{text!r} holds a NUL character", "leave that out")
+
+
+def _check_json(path: str, value: Any, depth: int = 0) -> None:
+    """Raise a ConfigError for what JSON cannot hold (YAML can), or what is nested too deeply."""
+    if depth > DEEPEST:
+        raise ConfigError(path[:200], f"is nested more than {DEEPEST} levels deep", "nest it less")
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if not isinstance(key, str):
+                raise ConfigError(path, f"its key {key!r} is not text", "put it in quotes")
+            _check_json(f"{path}.{key}", part, depth + 1)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _check_json(path, part, depth + 1)
+    elif not isinstance(value, str | int | float | None) or value != value or value in (float("inf"), float("-inf")):
+        raise ConfigError(path, f"{value!r} is not a JSON value", "write text, a finite number, true, false or null")
 
 
 def _check_keys(path: str, value: Any, default: Mapping[str, Any]) -> None:
@@ -157,7 +195,7 @@ def _check_keys(path: str, value: Any, default: Mapping[str, Any]) -> None:
         wanted = default[key]
         if isinstance(wanted, dict) and wanted:
             _check_keys(f"{path}.{key}", part, wanted)
-        elif wanted is not None and part is not None and not _alike(part, wanted):
+        elif wanted is not None and not _alike(part, wanted):
             raise ConfigError(f"{path}.{key}", f"{part!r} is not of the type of its default, {json.dumps(wanted)}")
 
 
@@ -240,9 +278,15 @@ def _read_list(option: Option, text: str) -> list[Any]:
 
 def _items(option: Option, items: Iterable[Any]) -> list[Any]:
     """Elements of a list as they are kept: objects, integers or text."""
-    if option.integers:
-        return [_read_int(option, str(item)) for item in items]
-    return [item if isinstance(item, dict) else str(item) for item in items]
+    return [_item(option, item) for item in items]
+
+
+def _item(option: Option, item: Any) -> Any:
+    if option.objects and isinstance(item, dict):
+        return item
+    if isinstance(item, bool) or not isinstance(item, str | int):
+        raise ConfigError(option.flag, f"{item!r} is not {'an integer' if option.integers else 'text'}")
+    return _read_int(option, str(item)) if option.integers else str(item)
 
 
 def read_json(option: Option, text: str) -> Any:
@@ -253,6 +297,8 @@ def read_json(option: Option, text: str) -> Any:
     """
     try:
         return json.loads(text)
+    except RecursionError:
+        raise ConfigError(option.flag, f"is nested more than {DEEPEST} levels deep", "nest it less") from None
     except ValueError as error:
         if option.plain:
             return text

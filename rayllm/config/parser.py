@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from rayllm.config.option import Kind, Option, read_json
+from rayllm.config.option import DEEPEST, Kind, Option, read_json
 from rayllm.config.registry import Registry, Values
 from rayllm.errors import ConfigError
 
@@ -25,7 +25,8 @@ def parse_arguments(arguments: Sequence[str], registry: Registry) -> Values:
     given = _Arguments(registry).parse(arguments)
     path = given.pop("config", None)
     if path is not None:
-        given = {**parse_file(path, registry), **given}
+        beneath = parse_file(path, registry)
+        given = {**beneath, **{name: _merge(beneath.get(name), value) for name, value in given.items()}}
     return registry.values(given)
 
 
@@ -36,16 +37,40 @@ def parse_file(path: str, registry: Registry) -> dict[str, Any]:
         ConfigError: it cannot be read, or an entry cannot be used.
     """
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        content, as_written = yaml.load(text, _Yaml), yaml.load(text, yaml.BaseLoader)
     except OSError as error:
         raise ConfigError("--config", f"{path}: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError("--config", f"{path} is nested too deeply", "nest it less") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("--config", f"{path} is not YAML: {error}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError("--config", f"{path} holds no mapping of option names to values")
-    return parse_mapping(content, registry)
+    return parse_mapping({name: _plain(value, as_written.get(name)) for name, value in content.items()}, registry)
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML whose numbers are those of JSON, 1e-5 among them, and which knows no dates."""
+
+
+_Yaml.yaml_implicit_resolvers = {
+    first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
+def _plain(value: Any, as_written: Any) -> Any:
+    """A number as it stands in the file: text, where an option wants that, must not lose the zeros of 0123 or 1.10."""
+    if isinstance(value, list) and isinstance(as_written, list):
+        return [_plain(part, text) for part, text in zip(value, as_written, strict=True)]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return as_written if is_number and isinstance(as_written, str) else value
 
 
 def parse_mapping(content: Mapping[str, Any], registry: Registry) -> dict[str, Any]:
@@ -96,7 +121,9 @@ class _Arguments:
             self._take_key(option, path, inline)
         elif option.kind is Kind.BOOL:
             if inline is not None:
-                raise ConfigError(option.flag, "takes no value", f"write {option.flag} or --no-{option.name}")
+                raise self._takes_no_value(option)
+            if self._rest and self._rest[0].lower() in ("true", "false"):
+                raise self._takes_no_value(option)
             self._given[option.name] = option.checked(not negated)
         elif option.kind is Kind.LIST:
             items = self._list_items(option, inline)
@@ -108,6 +135,11 @@ class _Arguments:
             self._merge_json(option, read_json(option, self._value(option, inline)))
         else:
             self._given[option.name] = option.from_text(self._value(option, inline))
+
+    @staticmethod
+    def _takes_no_value(option: Option) -> ConfigError:
+        negative = f"{option.flag} or --no-{option.name}" if option.negatable else f"{option.flag}, or leave it out"
+        return ConfigError(option.flag, "takes no value", f"write {negative}")
 
     def _lookup(self, spelling: str, token: str) -> tuple[Option, bool]:
         """The option of a spelling, and whether it is the negative form."""
@@ -146,6 +178,8 @@ class _Arguments:
         keys = path.removesuffix("+").split(".")
         if not all(keys):
             raise ConfigError(f"{option.flag}.{path}", "a key is empty")
+        if len(keys) > DEEPEST:
+            raise ConfigError(f"{option.flag}.{path[:200]}", f"is nested more than {DEEPEST} levels deep")
         value: Any = [_loose_json(part) for part in text.split(",")] if appends else _loose_json(text)
         if appends:
             value = _Appended(value)
@@ -175,7 +209,7 @@ def _merge(old: Any, new: Any) -> Any:
 def _loose_json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

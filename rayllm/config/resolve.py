@@ -144,6 +144,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         memory_share_given="gpu-memory-utilization" in values.given,
         engines_on_host=engines,
         enable_prefix_caching=values["enable-prefix-caching"] is not False,
+        prompt_embeds=_prompt_embeds(values, facts),
         scheduling_policy=values["scheduling-policy"],
         async_scheduling=values["async-scheduling"] is not False,
         threads=max(1, hardware.cpus // engines),
@@ -217,6 +218,14 @@ def _kv_layout(values: Values, facts: ModelFacts, kv_cache: KvCacheSettings) -> 
     return group_layers(spec_of(facts).windows, wanted if wanted and wanted > 0 else facts.max_model_len)
 
 
+def _prompt_embeds(values: Values, facts: ModelFacts) -> bool:
+    if values["enable-prompt-embeds"] and not isinstance(facts.config.get("hidden_size"), int):
+        raise ConfigError(
+            "--enable-prompt-embeds", "needs hidden_size, which this model's config does not have", "leave it out"
+        )
+    return bool(values["enable-prompt-embeds"])
+
+
 def _cascade_attention(values: Values, facts: ModelFacts) -> bool:
     if values["disable-cascade-attn"]:
         return False
@@ -268,6 +277,18 @@ def _without_effect(values: Values) -> Iterator[str]:
     ):
         if option in values.given and not values[without]:
             yield f"--{option} has no effect without --{without}"
+    for option, winner in (
+        ("host", "uds"),
+        ("port", "uds"),
+        ("disable-access-log-for-endpoints", "disable-uvicorn-access-log"),
+        ("kv-cache-memory-bytes", "num-gpu-blocks-override"),
+        ("gpu-memory-utilization", "num-gpu-blocks-override"),
+        ("gpu-memory-utilization", "kv-cache-memory-bytes"),
+    ):
+        if option in values.given and values[winner]:
+            yield f"--{option} has no effect with --{winner}"
+    if "prefix-caching-hash-algo" in values.given and values["enable-prefix-caching"] is False:
+        yield "--prefix-caching-hash-algo has no effect with --no-enable-prefix-caching"
     if values["aggregate-engine-logging"] and values["disable-log-stats"]:
         yield "--aggregate-engine-logging has no effect with --disable-log-stats"
 

@@ -1,6 +1,10 @@
 """From option values to the settings of everything around the engines: HTTP or gRPC servers, rendering, logs."""
 
+import importlib.util
+import re
 from typing import Any
+
+import msgspec
 
 from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
@@ -8,8 +12,11 @@ from rayllm.config.model_facts import ModelFacts
 from rayllm.config.observability import shown_metrics, trace_settings
 from rayllm.config.registry import Values, registry
 from rayllm.config.serve import FrontendSettings, HttpSettings, RequestLogSettings, ServeSettings, TlsSettings
-from rayllm.errors import ConfigError
+from rayllm.errors import ConfigError, RequestError
+from rayllm.messages.sampling import SamplingParams
+from rayllm.messages.validate import Limits, check_sampling
 
+_PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 NEED_TOKENIZER = (
     "tokenizer",
     "chat-template",
@@ -60,6 +67,7 @@ HTTP_ONLY = (
     "tool-parser-plugin",
     "reasoning-parser",
     "reasoning-parser-plugin",
+    "tool-server",
 )
 """Options that a gRPC server cannot honour."""
 
@@ -68,8 +76,6 @@ def resolve_serve(
     values: Values, facts: ModelFacts, engine: EngineConfig, files: Files, api_key: str | None, dev_mode: bool = False
 ) -> ServeSettings:
     names = tuple(values["served-model-name"] or (values["model"],))
-    if not all(names):
-        raise ConfigError("--served-model-name", "holds an empty name", "give a name, or leave it out")
     _check_tokenizer_options(values)
     tokens_only = values["tokens-only"] or values["skip-tokenizer-init"]
     _check_parsers(values, files, tokens_only)
@@ -80,7 +86,7 @@ def resolve_serve(
         max_model_len=engine.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
-        generation_defaults=_generation_defaults(values, facts, files),
+        generation_defaults=_generation_defaults(values, facts, files, engine.max_model_len),
         chat_template=files.chat_template,
         chat_template_name=files.chat_template_name,
         chat_template_kwargs=values["default-chat-template-kwargs"] or {},
@@ -101,11 +107,14 @@ def resolve_serve(
         trust_request_chat_template=values["trust-request-chat-template"],
         request_id_headers=values["enable-request-id-headers"],
         tokens_as_token_ids=values["return-tokens-as-token-ids"] or tokens_only,
+        prompt_embeds=values["enable-prompt-embeds"],
         tokens_only=tokens_only,
         tool_parser=values["tool-call-parser"],
         tool_parser_plugin=files.tool_parser_plugin,
         reasoning_parser=values["reasoning-parser"] or None,
         reasoning_parser_plugin=files.reasoning_parser_plugin,
+        reasoning_marks=_reasoning_marks(values),
+        tool_servers=_tool_servers(values, tokens_only),
         auto_tools=values["enable-auto-tool-choice"],
         unused_tools=not values["exclude-tools-when-tool-choice-none"],
         render_workers=values["renderer-num-workers"],
@@ -221,6 +230,51 @@ def _check_parsers(values: Values, files: Files, tokens_only: bool) -> None:
         raise ConfigError("--enable-auto-tool-choice", "needs a parser of the model's calls", "give --tool-call-parser")
 
 
+_REASONING_KEYS = ("reasoning_parser", "reasoning_start_str", "reasoning_end_str")
+
+
+def _reasoning_marks(values: Values) -> tuple[str, str]:
+    config = values["reasoning-config"] or {}
+    for key in config:
+        if key not in _REASONING_KEYS:
+            raise ConfigError(f"--reasoning-config.{key}", "is unknown", f"it takes {', '.join(_REASONING_KEYS)}")
+    begin, end = (config.get(f"reasoning_{side}_str") or "" for side in ("start", "end"))
+    for side, given in (("start", begin), ("end", end)):
+        if not isinstance(given, str):
+            raise ConfigError(f"--reasoning-config.reasoning_{side}_str", "must be a text", "give the mark itself")
+    if values["reasoning-parser"]:
+        if begin:
+            raise ConfigError(
+                "--reasoning-config.reasoning_start_str", "is what --reasoning-parser knows itself", "leave one out"
+            )
+    elif bool(begin) != bool(end):
+        missing = "end" if begin else "start"
+        raise ConfigError(
+            f"--reasoning-config.reasoning_{missing}_str", "is missing beside the other mark", "give both marks"
+        )
+    return begin, end
+
+
+def _tool_servers(values: Values, tokens_only: bool) -> tuple[str, ...]:
+    given, option = values["tool-server"], "--tool-server"
+    if given is None:
+        return ()
+    if tokens_only:
+        raise ConfigError(option, "reads text, and this server makes none of its answers", "leave it out")
+    places = tuple(part.strip() for part in given.split(","))
+    if places == ("demo",):
+        return places
+    for place in places:
+        match = _PLACE.fullmatch(place)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise ConfigError(option, f"{place!r} is no host:port", "give such as localhost:8001,[::1]:8002, or demo")
+    if len(set(places)) < len(places):
+        raise ConfigError(option, "names a server twice", "name each once")
+    if importlib.util.find_spec("mcp") is None:
+        raise ConfigError(option, "the package mcp is not installed", "pip install 'rayllm[mcp]'")
+    return places
+
+
 def _request_log(values: Values) -> RequestLogSettings | None:
     if not values["enable-log-requests"]:
         if values["enable-log-outputs"]:
@@ -233,13 +287,29 @@ def _request_log(values: Values) -> RequestLogSettings | None:
     )
 
 
-def _generation_defaults(values: Values, facts: ModelFacts, files: Files) -> dict[str, Any]:
+def _generation_defaults(values: Values, facts: ModelFacts, files: Files, max_model_len: int) -> dict[str, Any]:
     """Sampling parameters of requests that do not set them. A `max_tokens` among them is a limit of all requests."""
     override = dict(values["override-generation-config"])
     if "max_new_tokens" in override:
-        override["max_tokens"] = override.pop("max_new_tokens")
+        limit = override.pop("max_new_tokens")
+        if override.setdefault("max_tokens", limit) != limit:
+            raise ConfigError("--override-generation-config.max_new_tokens", "contradicts max_tokens", "give one")
     if unknown := override.keys() - SAMPLING_DEFAULTS:
         known = ", ".join(sorted(SAMPLING_DEFAULTS))
         raise ConfigError("--override-generation-config", f"{min(unknown)!r} has no default here", f"it takes {known}")
+    _check_defaults(override, Limits(vocab_size=facts.vocab_size, max_model_len=max_model_len))
     base = facts.generation_defaults if files.generation_config is None else files.generation_config
     return {**base, **override}
+
+
+def _check_defaults(override: dict[str, Any], limits: Limits) -> None:
+    """Refuse what every request would be refused for."""
+    given = {name: value for name, value in override.items() if value is not None}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    try:
+        check_sampling(msgspec.convert(given, SamplingParams), limits)
+        if given.get("max_tokens") == 0:
+            raise RequestError("max_tokens must be at least 1")
+    except (msgspec.ValidationError, RequestError) as error:
+        raise ConfigError("--override-generation-config", str(error), "set a sound value") from None

@@ -78,6 +78,8 @@ class FrontendSettings:
     """Whether responses carry X-Request-Id."""
     tokens_as_token_ids: bool = False
     """Logprobs name tokens as `token_id:5`, in every response."""
+    prompt_embeds: bool = False
+    """Whether prompts may come as embeddings."""
     tokens_only: bool = False
     """Whether answers hold token ids and no text."""
     render_workers: int = 1
@@ -96,6 +98,10 @@ class FrontendSettings:
     reasoning_parser: str | None = None
     """What parts reasoning from answers, by its name."""
     reasoning_parser_plugin: str | None = None
+    reasoning_marks: tuple[str, str] = ("", "")
+    """What begins and what ends reasoning, beside what the parser knows."""
+    tool_servers: tuple[str, ...] = ()
+    """Places of MCP servers, as host:port; or `demo` alone."""
     auto_tools: bool = False
     """Whether models may choose tools themselves. Goes with `tool_parser`."""
     unused_tools: bool = True

@@ -6,6 +6,7 @@ from typing import Any
 from rayllm.errors import ConfigError
 
 TWINS = (
+    ("reasoning-parser", "reasoning-config", "reasoning_parser"),
     ("reasoning-parser", "structured-outputs-config", "reasoning_parser"),
     ("reasoning-parser-plugin", "structured-outputs-config", "reasoning_parser_plugin"),
     ("attention-backend", "attention-config", "backend"),
@@ -28,11 +29,11 @@ def unify(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, many, key in TWINS:
         holder = given.get(many) or {}
         if holder.get(key) is not None:
-            if name in given and given[name] != holder[key]:
+            if name in unified and unified[name] != holder[key]:
                 raise ConfigError(
-                    f"--{name}", f"is {given[name]!r}, but --{many}.{key} is {holder[key]!r}", "give one of them"
+                    f"--{name}", f"is {unified[name]!r}, but --{many}.{key} is {holder[key]!r}", "give one of them"
                 )
             unified[name] = holder[key]
-        elif given.get(name) is not None:
-            unified[many] = {**unified.get(many, {}), key: given[name]}
+        elif unified.get(name) is not None:
+            unified[many] = {**(unified.get(many) or {}), key: unified[name]}
     return unified

@@ -4,7 +4,9 @@ from rayllm.config.engine import EngineConfig
 from rayllm.engine.request import Request
 from rayllm.errors import ContextTooLong, RequestError
 from rayllm.kv.prefix import root_hash
+from rayllm.messages.embeds import FIELD, read_saved
 from rayllm.messages.engine import Add
+from rayllm.messages.sampling import SamplingParams
 
 
 class Admission:
@@ -28,6 +30,9 @@ class Admission:
         for name, tokens in zip(("prompt", "output_token_ids", "stop_token_ids", "logit_bias"), ids, strict=True):
             self._check_ids(name, tokens)
         self._check_ids("allowed_token_ids", sampling.allowed_token_ids or ())
+        self._check_ids("logprob_token_ids", sampling.logprob_token_ids)
+        if sampling.thinking is not None:
+            self._check_thinking(sampling)
         for word in sampling.bad_words_ids:
             self._check_ids("bad_words", word)
         wanted = 1 if sampling.max_tokens is None else sampling.max_tokens
@@ -47,7 +52,27 @@ class Admission:
                 f"no logits processor is named {sorted(unknown)[0]!r}; load it with --logits-processors", "vllm_xargs"
             )
 
-    def make_request(self, client: int, add: Add, now: float) -> Request:
+    def read_embeds(self, add: Add) -> bytes | None:
+        """The rows of float32 that stand in place of the prompt's tokens, if any do.
+
+        Raises:
+            RequestError: they cannot be used.
+        """
+        if add.prompt_embeds is None:
+            return None
+        if not self._config.prompt_embeds:
+            raise RequestError("prompt_embeds are taken by servers that --enable-prompt-embeds lets do so", FIELD)
+        sampling = add.sampling
+        for name, asked in (
+            ("prompt_logprobs", sampling.prompt_logprobs is not None),
+            ("repetition_penalty", sampling.repetition_penalty != 1.0),
+        ):
+            if asked:
+                raise RequestError(f"{name} needs the tokens of the prompt, which prompt_embeds do not tell", name)
+        width = self._config.model.config["hidden_size"]
+        return read_saved(add.prompt_embeds, len(add.prompt_token_ids), width).tobytes()
+
+    def make_request(self, client: int, add: Add, now: float, embeds: bytes | None = None) -> Request:
         """The request that the loop works on."""
         sampling = add.sampling
         length, longest = len(add.prompt_token_ids), self._config.max_model_len
@@ -55,8 +80,21 @@ class Admission:
         eos = frozenset() if sampling.ignore_eos else self._eos
         return Request(
             client, add, limit=limit, stop_ids=eos | frozenset(sampling.stop_token_ids),
-            root=root_hash(add.cache_salt), now=now,
+            root=root_hash(add.cache_salt, embeds=embeds), now=now, embeds=embeds,
         )  # fmt: skip
+
+    def _check_thinking(self, sampling: SamplingParams) -> None:
+        limit, name = sampling.thinking, "thinking_token_budget"
+        assert limit is not None
+        if not (limit.mark_ids and limit.end_ids and all(limit.begin_ids)):
+            raise RequestError("a mark of reasoning has no tokens", name)
+        for ids in (limit.mark_ids, limit.end_ids, *limit.begin_ids):
+            self._check_ids(name, ids)
+        if sampling.structured_outputs is not None and self._config.structured.enable_in_reasoning:
+            raise RequestError(
+                "thinking_token_budget cannot be kept where --structured-outputs-config.enable_in_reasoning holds "
+                "reasoning to a form; leave one of them out", name,
+            )  # fmt: skip
 
     def _check_ids(self, name: str, tokens: object) -> None:
         assert isinstance(tokens, list | tuple | dict)

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,9 +57,10 @@ REASONS = ("abort", "stop")
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """A request on its way into the loop, and the grammar that it holds."""
+    """A request on its way into the loop, the embeddings of its prompt, and the grammar that it holds."""
 
     add: Add
+    embeds: bytes | None = None
     grammar: object = None
 
 
@@ -80,7 +81,7 @@ class Engine:
             pool.watch(residency)
         self._work = Work(config) if config.estimate_work else None
         self._iterations = IterationLog() if config.log_iterations else None
-        self._interval = StreamInterval(config.stream_interval) if config.stream_interval > 1 else None
+        self._interval = StreamInterval(config.stream_interval)
         self._requests: dict[tuple[int, int], Request] = {}
         self._sent: deque[tuple[PlannedStep, Future[StepResult]]] = deque()
         self._depth = 2 if config.async_scheduling else 1
@@ -106,7 +107,8 @@ class Engine:
 
         Raises:
             ModelError: the model's files cannot be used.
-            ConfigError: the KV cache cannot hold one request of `max_model_len` tokens; a class or package is missing.
+            ConfigError: the KV cache cannot hold one request of `max_model_len` tokens, or does not fit into memory; a
+                class or package is missing.
         """
         # What cannot be had is refused before the model is loaded.
         scheduler_class(config.scheduler_cls)
@@ -114,7 +116,7 @@ class Engine:
         executor = build_executor(config)
         try:
             blocks = count_blocks(config, executor)
-            executor.allocate(blocks)
+            _allocate(executor, blocks, config)
         except BaseException:
             executor.shutdown()
             raise
@@ -144,6 +146,8 @@ class Engine:
             EngineDead: the engine serves no more.
         """
         self._admission.check(add)
+        embeds = self._admission.read_embeds(add)
+        admitted = _Admitted(msgspec.structs.replace(add, prompt_embeds=None) if embeds else add, embeds)
         structured = add.sampling.structured_outputs
         grammar = None if structured is None else self._executor.prepare_grammar(structured)
         key = (client, add.request_id)
@@ -156,16 +160,16 @@ class Engine:
                 raise Overloaded(f"{len(self._open)} requests run or wait, which is the limit")
             self._open.add(key)
             if grammar is None:
-                self._inbox.append((client, _Admitted(add)))
+                self._inbox.append((client, admitted))
                 self._wake.notify()
                 return None
             answer = self._preparing[key] = Future()
-        grammar.add_done_callback(lambda compiled: self._add_prepared(client, add, answer, compiled))
+        grammar.add_done_callback(lambda compiled: self._add_prepared(client, admitted, answer, compiled))
         return answer
 
-    def _add_prepared(self, client: int, add: Add, answer: "Future[None]", compiled: "Future[Any]") -> None:
+    def _add_prepared(self, client: int, admitted: _Admitted, answer: "Future[None]", compiled: "Future[Any]") -> None:
         """Admit a request whose grammar is compiled, or is not to be had."""
-        key = (client, add.request_id)
+        key = (client, admitted.add.request_id)
         error = CancelledError() if compiled.cancelled() else compiled.exception()
         with self._wake:
             if self._preparing.get(key) is not answer:
@@ -176,7 +180,7 @@ class Engine:
                 answer.set_exception(error)
                 return
             answer.set_result(None)
-            self._inbox.append((client, _Admitted(add, compiled.result())))
+            self._inbox.append((client, replace(admitted, grammar=compiled.result())))
             self._wake.notify()
 
     def abort(self, client: int, request_id: int, reason: str = "abort") -> None:
@@ -327,7 +331,7 @@ class Engine:
         self._step_began = time.monotonic()
         for client, item in inbox:
             if isinstance(item, _Admitted):
-                request = self._admission.make_request(client, item.add, time.time())
+                request = self._admission.make_request(client, item.add, time.time(), item.embeds)
                 request.grammar = item.grammar
                 self._requests[request.key] = request
                 if not self._pause.holds(request):
@@ -372,8 +376,7 @@ class Engine:
             self._count(request, output, now)
             if output.cached_tokens is not None or output.finish_reason is not None:
                 output = msgspec.structs.replace(output, times=self._times(request, now))
-            send = output if self._interval is None else self._interval.take(request, output)
-            if send is not None:
+            if (send := self._interval.take(request, output)) is not None:
                 outputs.setdefault(request.client, []).append(send)
         self._update_load()
         return outputs
@@ -547,6 +550,15 @@ def scheduler_class(path: str | None) -> type[Scheduler]:
         ConfigError: it cannot be imported, or is no subclass of ours.
     """
     return Scheduler if path is None else load_class("--scheduler-cls", path, Scheduler)
+
+
+def _allocate(executor: Executor, blocks: int, config: EngineConfig) -> None:
+    try:
+        executor.allocate(blocks)
+    except (OSError, MemoryError) as error:
+        option = "--kv-cache-memory-bytes" if config.num_blocks is None else "--num-gpu-blocks-override"
+        size = blocks * executor.kv_bytes_per_block()
+        raise ConfigError(option, f"{size} bytes of KV cache cannot be had ({error})", "lower it") from None
 
 
 def count_blocks(config: EngineConfig, executor: Executor) -> int:

@@ -32,13 +32,26 @@ class Request:
     """
 
     __slots__ = (
-        "add", "blocks", "cached_tokens", "client", "computed", "first_token_time", "grammar", "hashes", "in_flight",
-        "last_token_time", "limit", "num_prompt", "passed", "prompt_logprobs", "published", "queued_time", "root",
-        "row", "running_time", "sort_key", "spent_before", "state", "stop_ids", "tokens", "unsent",
+        "add", "blocks", "cached_tokens", "client", "computed", "embeds", "first_token_time", "grammar", "hashes",
+        "in_flight", "last_token_time", "limit", "num_prompt", "passed", "prompt_logprobs", "published", "queued_time",
+        "root", "row", "running_time", "sort_key", "spent_before", "state", "stop_ids", "tokens", "unsent",
     )  # fmt: skip
 
-    def __init__(self, client: int, add: Add, *, limit: int, stop_ids: frozenset[int], root: bytes, now: float) -> None:
-        """`limit` is the most tokens, prompt included, that it may reach; `stop_ids` end it."""
+    def __init__(
+        self,
+        client: int,
+        add: Add,
+        *,
+        limit: int,
+        stop_ids: frozenset[int],
+        root: bytes,
+        now: float,
+        embeds: bytes | None = None,
+    ) -> None:
+        """`limit` is the most tokens, prompt included, that it may reach; `stop_ids` end it.
+
+        `embeds` are rows of float32 that stand in place of the prompt's tokens.
+        """
         self.client = client
         self.add = add
         self.tokens = [*add.prompt_token_ids, *add.output_token_ids]
@@ -46,6 +59,7 @@ class Request:
         self.limit = limit
         self.stop_ids = stop_ids
         self.root = root
+        self.embeds = embeds
         self.state = State.WAITING
         self.row = -1
         self.computed = 0

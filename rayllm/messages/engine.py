@@ -33,6 +33,8 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defaults=Tr
     """Unix seconds at which the request entered the service."""
     cache_salt: str = ""
     """Prefixes are shared only between requests of the same salt."""
+    prompt_embeds: bytes | None = None
+    """A file of `torch.save` whose tensor's rows stand in place of the prompt's tokens, which are then all 0."""
     external_id: str = ""
     """The id that clients and logs know, such as `chatcmpl-...`."""
 

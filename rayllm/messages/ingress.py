@@ -19,6 +19,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     top_ids: list[int] = []
     top_logprobs: list[float] = []
+    top_ranks: list[int] = []
+    """Of the alternatives, where these are not the likeliest; empty: 1, 2 and so on."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

@@ -10,6 +10,21 @@ GREEDY_EPSILON = 1e-5
 """A temperature below this is greedy."""
 
 
+class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long the reasoning of an output may be."""
+
+    budget: int
+    """Tokens, of all its reasoning together."""
+    inside: bool = False
+    """Whether the prompt ends within it."""
+    begin_ids: tuple[tuple[int, ...], ...]
+    """Each begins it."""
+    mark_ids: tuple[int, ...]
+    """What the model ends it with."""
+    end_ids: tuple[int, ...]
+    """What it is ended with; ends with the mark."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters of one choice of one request, already validated (see `rayllm.messages.validate`).
 
@@ -49,12 +64,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Choices; each is a request of its own in the engine, with a choice index."""
     logprobs: int | None = None
     """Alternatives reported beside each token (0: the chosen one only; -1: the whole vocabulary)."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens reported beside each in place of the likeliest alternatives. Goes with `logprobs`."""
     prompt_logprobs: int | None = None
-    """The same for prompt tokens."""
+    """As `logprobs`, for prompt tokens."""
+    stream_interval: int | None = None
+    """Tokens between two outputs but the first and the last. None: as the engine has it."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     structured_outputs: StructuredOutputs | None = None
     """The form of the output; None: any."""
+    thinking: Thinking | None = None
+    """None: reasoning is like any text."""
     extra_args: dict[str, msgspec.Raw | str | int | float | bool | list[Any] | dict[str, Any] | None] | None = None
     """Arguments for logits processors, by name."""
 

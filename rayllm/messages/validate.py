@@ -34,6 +34,8 @@ class Limits:
     max_stop_length: int = 4096
     """Characters in a stop string."""
     max_bad_words: int = 1024
+    max_logprob_tokens: int = 128
+    """Entries in `logprob_token_ids`."""
     max_token_list: int = 16384
     """Entries in `stop_token_ids` and `logit_bias`."""
 
@@ -128,6 +130,8 @@ def _check_penalties(params: SamplingParams) -> None:
 def _check_lengths(params: SamplingParams, limits: Limits) -> None:
     _integer(params.n, "n", 1, limits.max_n)
     _integer(params.min_tokens, "min_tokens", 0, limits.max_model_len)
+    if params.stream_interval is not None:
+        _integer(params.stream_interval, "stream_interval", 1, _INT64 - 1)
     if params.max_tokens is not None:
         _integer(params.max_tokens, "max_tokens", 0, _INT64 - 1)
         if params.min_tokens > params.max_tokens:
@@ -139,6 +143,11 @@ def _check_lengths(params: SamplingParams, limits: Limits) -> None:
 def _check_tokens(params: SamplingParams, limits: Limits) -> None:
     _few(params.stop_token_ids, "stop_token_ids", limits.max_token_list)
     check_ids(params.stop_token_ids, "stop_token_ids", limits)
+    if params.logprob_token_ids:
+        _few(params.logprob_token_ids, "logprob_token_ids", limits.max_logprob_tokens)
+        check_ids(params.logprob_token_ids, "logprob_token_ids", limits)
+        if params.logprobs is None:
+            raise RequestError("logprob_token_ids needs logprobs", "logprob_token_ids")
     if params.allowed_token_ids is not None:
         if not params.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty; leave it out to allow all", "allowed_token_ids")

@@ -22,6 +22,8 @@ class StartRow(msgspec.Struct, frozen=True, array_like=True):
     """One for each group of layers in turn, for each stretch of tokens; any where no layer of the group will look."""
     sampling: SamplingParams
     choice_index: int
+    embeds: bytes | None = None
+    """Rows of float32 that stand in place of the prompt's tokens; None if none do, or all are computed already."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

@@ -17,7 +17,7 @@ from torch import Tensor
 from rayllm.errors import ConfigError
 from rayllm.model.decoder import Decoder, DecoderLayer
 from rayllm.model.dequantize import dequantize
-from rayllm.model.layers import ColumnLinear, Norm, Quantized, RowLinear, SplitNorm, VocabTable
+from rayllm.model.layers import ColumnLinear, Embedded, Norm, Quantized, RowLinear, SplitNorm, VocabTable
 from rayllm.model.spec import Activation, CacheSpec
 from rayllm_kernels import AttentionBatch
 from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, Packed, pair
@@ -30,6 +30,8 @@ KEPT_KINDS = frozenset(kind.name for kind in BLOCK)
 """Quantized kinds that are multiplied as they are stored."""
 RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER = range(6)
 """Buffers of a program."""
+EMBEDDING = 1
+"""Instructions of a program that fill the residual stream at first."""
 
 
 class CompiledDecoder:
@@ -85,7 +87,12 @@ class CompiledDecoder:
         return [caches[index].of_layer(group, scales_2) for (group, index), scales_2 in places]
 
     def __call__(
-        self, token_ids_T: Tensor, positions_T: Tensor, batch: AttentionBatch, caches: list[LayerCache]
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        batch: AttentionBatch,
+        caches: list[LayerCache],
+        embedded: Embedded | None = None,
     ) -> Tensor:
         """Run one step: (T, D) float32, normalised; a view that the next step overwrites."""
         if self._caches is not caches:
@@ -96,21 +103,27 @@ class CompiledDecoder:
         else:
             angles = [rope(positions_T) for rope in self._ropes]
             run = partial(self._program.run, self._machine, token_ids_T, batch, angles, NORMED)
-        if not self._measures_scales:
-            return run()
-        self._measures_scales = False
-        return run(begin=self._measure(self._program.buffer(QKV)[: len(token_ids_T)], run))
+        begin = 0
+        if embedded is not None:
+            begin = EMBEDDING
+            run(end=begin)
+            scale = 1.0 if self.spec.embedded_scaled else self._embedding_scale
+            self._program.buffer(RESIDUAL)[embedded.at_N] = embedded.rows_ND * scale
+        if self._measures_scales:
+            self._measures_scales = False
+            begin = self._measure(self._program.buffer(QKV)[: len(token_ids_T)], run, begin)
+        return run(begin=begin)
 
     def kv_scales(self) -> list[tuple[float, float]]:
         """By what each layer divides keys and values, if its cache has scales of a layer."""
         return [tuple(scales_2.tolist()) for scales_2 in self._scales]
 
-    def _measure(self, qkv_TE: Tensor, run: Callable[..., Tensor]) -> int:
-        """Run a step up to the last layer whose scales it sets; from which instruction on it is to be run then.
+    def _measure(self, qkv_TE: Tensor, run: Callable[..., Tensor], at: int) -> int:
+        """Run a step from instruction `at` up to the last layer whose scales it sets; where it is to go on then.
 
         The keys and values of a layer are computed and stored once to measure them, and once more with the scales.
         """
-        at, key = 0, self.spec.num_kv_heads * self.spec.head_size
+        key = self.spec.num_kv_heads * self.spec.head_size
         for spec, scales_2, (begin, end) in zip(self._cache_specs, self._scales, self._stores, strict=True):
             dtype = DTYPES[spec.dtype]
             if dtype in LAYER_SCALED:

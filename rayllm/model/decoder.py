@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from rayllm.config.kv_cache import LAYER_SCALED, KvCacheSettings
 from rayllm.errors import ConfigError
 from rayllm.kv.layout import KVLayout
-from rayllm.model.layers import ColumnLinear, Norm, Part, Placement, RowLinear, SplitNorm, VocabTable, split_evenly
+from rayllm.model.layers import (
+    ColumnLinear,
+    Embedded,
+    Norm,
+    Part,
+    Placement,
+    RowLinear,
+    SplitNorm,
+    VocabTable,
+    split_evenly,
+)
 from rayllm.model.rope import Rope
 from rayllm.model.spec import CacheSpec, DecoderSpec
 from rayllm_kernels import AttentionBatch, storage
@@ -60,11 +70,22 @@ class Decoder(nn.Module):
         # Rounded to the dtype, as the families that scale embeddings were trained.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype, device=place.device)
 
-    def forward(self, token_ids_T: Tensor, positions_T: Tensor, batch: AttentionBatch, caches: list[Tensor]) -> Tensor:
+    def forward(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        batch: AttentionBatch,
+        caches: list[Tensor],
+        embedded: Embedded | None = None,
+    ) -> Tensor:
         """Run one step: write its keys and values to the caches, return the hidden states, (T, D), normalised."""
         x_TD = self.embed.embed(token_ids_T)
+        if embedded is not None and not self.spec.embedded_scaled:
+            x_TD[embedded.at_N] = embedded.rows_ND.to(x_TD)
         if self.spec.embedding_scale != 1.0:
             x_TD = x_TD * self.embedding_scale
+        if embedded is not None and self.spec.embedded_scaled:
+            x_TD[embedded.at_N] = embedded.rows_ND.to(x_TD)
         angles = [rope(positions_T) for rope in self.ropes]
         measure, self.measures_scales = self.measures_scales, False
         residual_TD: Tensor | None = None

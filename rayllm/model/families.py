@@ -299,6 +299,7 @@ def _gemma(config: _Config, **changes: Any) -> DecoderSpec:
         "norm_plus_one": True,
         "query_scale": config.number("query_pre_attn_scalar") ** -0.5,
         "embedding_scale": config.size("hidden_size") ** 0.5,
+        "embedded_scaled": True,
         "attention_soft_cap": config.optional("attn_logit_softcapping"),
         "final_soft_cap": config.optional("final_logit_softcapping"),
         "names": GEMMA_NAMES,

@@ -37,6 +37,16 @@ class Stored(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded:
+    """Tokens of a step that come as embeddings, as the embedding of transformers would give them."""
+
+    at_N: Tensor
+    """Where they stand in the step."""
+    rows_ND: Tensor
+    """float32, on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """What every layer is made with."""
 

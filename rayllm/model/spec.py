@@ -79,6 +79,8 @@ class DecoderSpec:
     attention_soft_cap: float | None = None
     final_soft_cap: float | None = None
     embedding_scale: float = 1.0
+    embedded_scaled: bool = False
+    """Whether the embedding of transformers has the scale in what it gives."""
     residual_scale: float = 1.0
     """Multiplies what attention and MLP add to the residual stream."""
     logits_scale: float = 1.0

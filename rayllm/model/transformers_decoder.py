@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rayllm.errors import ModelError
 from rayllm.model.decoder import zeros
+from rayllm.model.layers import Embedded
 from rayllm.model.spec import CacheSpec
 from rayllm_kernels import AttentionBatch, Ops
 from rayllm_kernels.native.library import Machine, Packed
@@ -155,10 +156,22 @@ class TransformersDecoder:
             for spec in self._cache_specs
         ]
 
-    def __call__(self, token_ids_T: Tensor, positions_T: Tensor, batch: AttentionBatch, caches: list[Tensor]) -> Tensor:
+    def __call__(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        batch: AttentionBatch,
+        caches: list[Tensor],
+        embedded: Embedded | None = None,
+    ) -> Tensor:
         """Run one step: (T, D), as the class hands it to its head."""
         with _answering(_Paged(self._ops, batch, caches)):
-            return _hidden(self._run_trunk(token_ids_T, positions_T))
+            if embedded is None:
+                return _hidden(self._run_trunk(token_ids_T, positions_T))
+            x_TD = self._model.get_input_embeddings()(token_ids_T)
+            x_TD[embedded.at_N] = embedded.rows_ND.to(x_TD)
+            position_ids = positions_T.unsqueeze(0)
+            return _hidden(self._trunk(inputs_embeds=x_TD.unsqueeze(0), position_ids=position_ids, use_cache=False))
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, (R, V) float32, with what the class does to them."""

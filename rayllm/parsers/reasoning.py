@@ -68,7 +68,15 @@ class ThinkParser(ReasoningParser):
         yield from reader.rest(self.content)
 
 
-@register_reasoning_parser("qwen3", "glm45", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "holo2")
+def between_marks(begin: str, end: str) -> type[ThinkParser]:
+    """A parser of reasoning between two marks."""
+    marks: dict[str, tuple[str, ...]] = {"begins": (begin,), "ends": (end,), "markers": (begin, end)}
+    return type("BetweenMarks", (ThinkParser,), marks)
+
+
+@register_reasoning_parser(
+    "qwen3", "glm45", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "holo2", "mimo"
+)
 class Think(ThinkParser):
     """`<think>` ... `</think>`, which the model writes where the prompt has not done so."""
 
@@ -139,6 +147,33 @@ class Ernie45(ThinkFirst):
 
     wrapped = ("<response>", "</response>")
     markers = (*Think.markers, *wrapped)
+
+
+@register_reasoning_parser("cohere_command3")
+class CohereCommand3(ThinkParser):
+    """`<|START_THINKING|>` ... `<|END_THINKING|>`, then `<|START_RESPONSE|>` ... `<|END_RESPONSE|>`, or actions."""
+
+    begins = ("<|START_THINKING|>",)
+    ends = ("<|END_THINKING|>",)
+    wrapped = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
+    markers = (*begins, *ends, *wrapped)
+
+
+@register_reasoning_parser("cohere_command4")
+class CohereCommand4(CohereCommand3):
+    """The same, with the answer between `<|START_TEXT|>` and `<|END_TEXT|>`."""
+
+    wrapped = ("<|START_TEXT|>", "<|END_TEXT|>")
+    markers = (*CohereCommand3.begins, *CohereCommand3.ends, *wrapped)
+
+
+@register_reasoning_parser("apertus")
+class Apertus(ThinkParser):
+    """`<|inner_prefix|>` ... `<|inner_suffix|>`."""
+
+    begins = ("<|inner_prefix|>",)
+    ends = ("<|inner_suffix|>",)
+    markers = (*begins, *ends)
 
 
 @register_reasoning_parser("minimax_m2_append_think")

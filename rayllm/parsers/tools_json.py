@@ -19,6 +19,11 @@ _ARGUMENTS = ("arguments", "parameters")
 class JsonToolParser(ToolParser):
     """What these families share."""
 
+    name_key: ClassVar[str] = "name"
+    id_key: ClassVar[str] = "id"
+    no_others: ClassVar[bool] = False
+    """Whether an object with other keys is no call."""
+
     def call(self, strict: bool = False) -> Reading[None]:
         """Read an object with a name and arguments.
 
@@ -39,7 +44,7 @@ class JsonToolParser(ToolParser):
             yield from reader.space()
             yield from reader.expect(":")
             yield from reader.space()
-            if key == "name" and name is None:
+            if key == self.name_key and name is None:
                 name = yield from read_string(reader)
                 if not name or (strict and name not in self.tools):
                     raise Broken
@@ -54,11 +59,11 @@ class JsonToolParser(ToolParser):
                     done = True
             else:
                 value = yield from read_value(reader)
-                if key == "id" and value.startswith('"') and not done:
+                if key == self.id_key and value.startswith('"') and not done:
                     id_ = unquoted(value)
                 elif (key, value) != ("type", '"function"'):
                     odd = True
-                    if strict:
+                    if strict or self.no_others:
                         raise Broken
             yield from reader.space()
             closing = (yield from reader.expect(",", "}")) == "}"
@@ -353,6 +358,70 @@ class Sections(JsonToolParser):
         if (yield from self.reader.peek()) != "{":
             raise Broken
         yield from self.value(name, id_)
+
+
+@register_tool_parser("gigachat3")
+class GigaChat3(JsonToolParser):
+    """One call behind a mark, or in a message of its own role."""
+
+    openers = ("<|function_call|>", "function call<|role_sep|>")
+    markers = ("<|function_call|>", "<|role_sep|>")
+
+    def calls(self, opener: str) -> Reading[None]:
+        """The call."""
+        yield from self.reader.space()
+        yield from self.call()
+
+
+@register_tool_parser("cohere_command3", "cohere_command4")
+class CohereCommand(JsonToolParser):
+    """A list of calls between marks, `{"tool_call_id": "0", "tool_name": "f", "parameters": {}}`."""
+
+    name_key = "tool_name"
+    id_key = "tool_call_id"
+    no_others = True
+    openers = ("<|START_ACTION|>",)
+    markers = ("<|START_ACTION|>", "<|END_ACTION|>")
+
+    def calls(self, opener: str) -> Reading[None]:
+        """The list, or a single call."""
+        yield from self.reader.space()
+        if (yield from self.reader.literal("[")):
+            yield from self.calls_in_list()
+        else:
+            yield from self.call()
+        yield from self.close("<|END_ACTION|>")
+
+
+@register_tool_parser("apertus")
+class Apertus(JsonToolParser):
+    """`<|tools_prefix|>[{"f": {}}]<|tools_suffix|>`: the name is the key of the arguments."""
+
+    openers = ("<|tools_prefix|>",)
+    markers = ("<|tools_prefix|>", "<|tools_suffix|>")
+
+    def calls(self, opener: str) -> Reading[None]:
+        """The list."""
+        reader = self.reader
+        yield from reader.space()
+        yield from reader.expect("[")
+        more = True
+        while more:
+            yield from reader.space()
+            yield from reader.expect("{")
+            yield from reader.space()
+            name = yield from read_string(reader)
+            yield from reader.space()
+            yield from reader.expect(":")
+            yield from reader.space()
+            if not name or (yield from reader.peek()) != "{":
+                raise Broken
+            yield from self.value(name)
+            yield from reader.space()
+            yield from reader.expect("}")
+            yield from reader.space()
+            more = (yield from reader.expect(",", "]")) == ","
+        yield from self.close("<|tools_suffix|>")
 
 
 @register_tool_parser("deepseek_v3")

@@ -154,7 +154,7 @@ def value_of(text: str, kinds: frozenset[str]) -> str:
     return value if fits and kind != "string" else quoted(text)
 
 
-@register_tool_parser("qwen3_coder", "qwen3_xml", "step3p5", "nemotron_v3")
+@register_tool_parser("qwen3_coder", "qwen3_xml", "step3p5", "nemotron_v3", "mimo")
 class Qwen3Coder(XmlToolParser):
     """`<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`."""
 

@@ -20,7 +20,8 @@ def normalized(messages: Sequence[Json], wants_parts: bool, takes_text: bool, kn
     Contents become one text, or a list of `{"type": "text", "text": ...}` where the template wants parts; a missing
     content of an assistant becomes empty; arguments of tool calls become objects where they are sound JSON, and
     stay text where not; reasoning stands under both its names; the role `developer` becomes `system` where the
-    template does not know it. Other fields stay as they are.
+    template does not know it. Function calls of older clients, and the messages that answer them, become those of
+    tools. Other fields stay as they are.
 
     Raises:
         RequestError: a message is malformed; names the place.
@@ -29,7 +30,7 @@ def normalized(messages: Sequence[Json], wants_parts: bool, takes_text: bool, kn
         raise RequestError("messages must not be empty", "messages")
     return [
         _message(message, f"messages[{i}]", wants_parts, takes_text, knows_developer)
-        for i, message in enumerate(messages)
+        for i, message in enumerate(_with_tools(messages))
     ]
 
 
@@ -40,6 +41,32 @@ def check_messages(messages: Sequence[Any]) -> None:
         RequestError: a message is malformed; names the place.
     """
     normalized(messages, wants_parts=True, takes_text=True, knows_developer=True)
+
+
+def _with_tools(messages: Sequence[Any]) -> list[Any]:
+    """Messages with tool calls in place of function calls. Ids, which function calls lack, are made from places."""
+    out = []
+    id_ = _id_of_call(0)
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            out.append(message)
+            continue
+        message = dict(message)
+        function = message.pop("function_call", None)
+        if function is not None:
+            if message.get("tool_calls"):
+                raise RequestError(f"messages[{i}] must have tool_calls or function_call, not both", f"messages[{i}]")
+            id_ = _id_of_call(i)
+            message["tool_calls"] = [{"id": id_, "type": "function", "function": function}]
+        if message.get("role") == "function":
+            content = message.get("content")
+            message |= {"role": "tool", "tool_call_id": id_, "content": "" if content is None else content}
+        out.append(message)
+    return out
+
+
+def _id_of_call(place: int) -> str:
+    return f"call{place:05d}"  # nine letters and digits, which Mistral's templates insist on
 
 
 def _message(message: Any, place: str, wants_parts: bool, takes_text: bool, knows_developer: bool) -> Json:

@@ -202,7 +202,7 @@ class Renderer:
         try:
             return self._new_template(source)
         except (jinja2.TemplateError, RecursionError) as e:
-            raise ConfigError("chat-template", f"the chat template is malformed: {e}", "give a sound one") from e
+            raise ConfigError("--chat-template", f"the chat template is malformed: {e}", "give a sound one") from e
 
 
 def _named(name: str, templates: Mapping[str, str]) -> str:

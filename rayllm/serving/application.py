@@ -18,6 +18,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from rayllm.api.middleware import import_middleware
+from rayllm.api.tool_servers import connect as connect_tools
 from rayllm.config.environment import Environment, check_names
 from rayllm.config.load import load
 from rayllm.config.parser import parse_mapping
@@ -130,6 +131,7 @@ def build(args: Mapping[str, Any]) -> Application:
     check_model(resolved.engine)
     for path in resolved.serve.frontend.middleware:
         import_middleware(path)
+    connect_tools(resolved.serve.frontend.tool_servers)
     runtime = Runtime.of(environment, resolved.serve.log_config)
     engines = engine_app(resolved, runtime)
     ingress = serve.deployment(

@@ -57,7 +57,7 @@ def _bind_unix(path: str) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError("--uds", f"cannot listen on {path}: {error.strerror}", "take another path") from None
+        raise ConfigError("--uds", f"cannot listen on {path}: {error.strerror or error}", "take another path") from None
     return listener
 
 

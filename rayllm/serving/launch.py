@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from rayllm.api.middleware import import_middleware
+from rayllm.api.tool_servers import connect as connect_tools
 from rayllm.config.environment import Environment
 from rayllm.config.resolve import Resolved
 from rayllm.config.serve import HttpSettings, ServeSettings, TlsSettings
@@ -47,7 +48,7 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
 
     Raises:
         ConfigError: the place to listen at is taken, the files for TLS, the middleware or the chat template cannot be
-            used, gRPC is not installed, or the Ray cluster cannot be joined.
+            used, a tool server does not answer, gRPC is not installed, or the Ray cluster cannot be joined.
         ModelError: the model is of no known family, or damaged.
         RayLLMError: an engine could not start.
     """
@@ -58,6 +59,7 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
     frontend = resolved.serve.frontend
     for path in frontend.middleware:
         import_middleware(path)
+    connect_tools(frontend.tool_servers)
     if frontend.chat_template is not None or frontend.chat_template_name or frontend.chat_template_kwargs:
         Renderer.load(frontend)  # the HTTP process will do it again, but then Ray is half started
     if resolved.serve.http.grpc:

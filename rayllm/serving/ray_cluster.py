@@ -106,9 +106,7 @@ class Cluster:
 
         if not self.private and (taken := {name for name, _ in apps} & serve.status().applications.keys()):
             name = min(taken)
-            raise ConfigError(
-                "RAY_ADDRESS", f"the cluster runs an application {name!r} already", "end that one first"
-            )
+            raise ConfigError("RAY_ADDRESS", f"the cluster runs an application {name!r} already", "end that one first")
         self._apps += [name for name, _ in apps]
         logging_config = {"log_level": "ERROR", "enable_access_log": False}
         targets = [

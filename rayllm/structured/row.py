@@ -15,10 +15,16 @@ class RowGrammar:
     """
 
     def __init__(
-        self, grammar: Callable[[], Grammar], after: tuple[int, ...], ends: tuple[int, ...], stops: tuple[int, ...]
+        self,
+        grammar: Callable[[], Grammar],
+        after: tuple[int, ...],
+        ends: tuple[int, ...],
+        stops: tuple[int, ...],
+        begins: tuple[tuple[int, ...], ...] = (),
     ) -> None:
-        """The output is free until the tokens `after` stand in it. When it is complete it may be followed by the
-        model's `ends`, which follow nothing else, and by `stops`.
+        """The output is free until the tokens `after` stand in it; where there are `begins`, only if it begins with
+        one of them. When it is complete it may be followed by the model's `ends`, which follow nothing else, and by
+        `stops`.
         """
         self._grammar = grammar
         self._matcher: Matcher | None = None
@@ -26,7 +32,11 @@ class RowGrammar:
         self._ends, self._stops = list(map(_place, ends)), list(map(_place, stops))
         self._known = frozenset((*ends, *stops))
         self._seen = 0
-        self._begun = not after
+        self._free = bool(after) and not begins
+        self._maybe = begins if after else ()
+        """Those with which the output may still begin."""
+        self._lost = False
+        """Whether the output is the beginning of one of these, and of nothing that has the form."""
         self._ended = False
         self.must_end = False
         """Whether only such tokens may follow, as `fill` found."""
@@ -41,20 +51,25 @@ class RowGrammar:
         if self._matcher is None:
             self._matcher = self._grammar().matcher()
         for at in range(self._seen, len(output)):
-            self._take(self._matcher, output, at)
+            self._take(output, at)
         self._seen = len(output)
         self.must_end = False
-        if not self._begun:
+        if self._free:
             bits.fill(-1)
+            for word, mask in self._ends:
+                bits[word] &= ~mask
             return
         complete = self._ended
-        if self._ended:
+        if self._ended or self._lost:
             bits.fill(0)
         else:
             self._matcher.fill(bits)
             complete = self._matcher.complete
         for word, mask in self._ends:
             bits[word] &= ~mask
+        for begin in self._maybe:
+            word, mask = _place(begin[len(output)])
+            bits[word] |= mask
         nothing = not bits.any()
         if not complete:
             if nothing:
@@ -64,16 +79,32 @@ class RowGrammar:
         for word, mask in (*self._ends, *self._stops):
             bits[word] |= mask
 
-    def _take(self, matcher: Matcher, output: Tokens, at: int) -> None:
+    def _take(self, output: Tokens, at: int) -> None:
+        assert self._matcher is not None
         token = int(output[at])
-        if not self._begun:
+        if self._free:
             begin = at + 1 - len(self._after)
-            self._begun = begin >= 0 and tuple(output[begin : at + 1].tolist()) == self._after
-        elif not self._ended:
-            if token in self._known and matcher.complete:
-                self._ended = True
-            else:
-                matcher.consume(token)
+            self._free = not (begin >= 0 and tuple(output[begin : at + 1].tolist()) == self._after)
+            return
+        self._maybe = tuple(begin for begin in self._maybe if begin[at] == token)
+        if any(len(begin) == at + 1 for begin in self._maybe):
+            self._free, self._maybe, self._lost = True, (), False
+            self._matcher = self._grammar().matcher()
+        elif self._lost and not self._maybe:
+            raise GrammarError("the output begins as reasoning does, and is none")
+        elif not self._ended and not self._lost:
+            self._go_on(self._matcher, token)
+
+    def _go_on(self, matcher: Matcher, token: int) -> None:
+        if token in self._known and matcher.complete:
+            self._ended = True
+            return
+        try:
+            matcher.consume(token)
+        except GrammarError:
+            if not self._maybe:
+                raise
+            self._lost = True
 
 
 def _place(token: int) -> tuple[int, np.int32]:

@@ -1,7 +1,10 @@
 """JSON schemas and structural tags as clients write them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
+from urllib.parse import unquote
 
 from rayllm.structured.grammar import GrammarError
 
@@ -12,6 +15,8 @@ _DROPPED = frozenset(
     {"not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "dependentRequired",
      "dependentSchemas", "$dynamicRef"}
 )  # fmt: skip
+_IN_PLACE = ("allOf", "anyOf", "oneOf")
+"""Keys whose schemas hold for the same value as the one that has the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,65 @@ def check_kept(schema: Any, library: str) -> None:
             check_kept(value, library)
 
 
+def refuse_loops(schema: Any) -> None:
+    """Check that no reference leads to itself without going into a value. Libraries notice that only in the output.
+
+    Its depth must be bounded.
+
+    Raises:
+        GrammarError: one does.
+    """
+    graph: dict[str, set[str]] = {}
+    to_see = set(_references(schema))
+    while to_see:
+        place = to_see.pop()
+        graph[place] = set(_in_place(_at(schema, place)))
+        to_see |= graph[place] - graph.keys()
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise GrammarError(f"the reference {error.args[1][0]!r:.100} leads to itself") from None
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """All references into the schema itself."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)
+    elif isinstance(schema, dict):
+        yield from _reference(schema)
+        for key, part in schema.items():
+            if key not in _HOLD_VALUES:
+                yield from _references(part)
+
+
+def _in_place(schema: Any) -> Iterator[str]:
+    """References that hold for the very value that the schema is for."""
+    if isinstance(schema, dict):
+        yield from _reference(schema)
+        for key in _IN_PLACE:
+            parts = schema.get(key)
+            for part in parts if isinstance(parts, list) else ():
+                yield from _in_place(part)
+
+
+def _reference(schema: dict[str, Any]) -> Iterator[str]:
+    place = schema.get("$ref")
+    if isinstance(place, str) and (place == "#" or place.startswith("#/")):
+        yield place
+
+
+def _at(schema: Any, place: str) -> Any:
+    """What a reference leads to; None if nothing, which the libraries report."""
+    for name in place.split("/")[1:]:
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list):
+            schema = schema[int(name)] if name.isascii() and name.isdigit() and int(name) < len(schema) else None
+        else:
+            schema = schema.get(name) if isinstance(schema, dict) else None
+    return schema
+
+
 def tags_of(value: Any) -> list[Tag]:
     """The tags of `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`.
 
@@ -89,4 +153,5 @@ def _tag(index: int, structure: dict[str, Any], triggers: list[str]) -> Tag:
     schema = structure.get("schema", {"type": "object"})
     if not isinstance(schema, dict):
         raise GrammarError(f"structures[{index}] needs an object as schema")
+    refuse_loops(schema)
     return Tag(trigger, begin, schema, end)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
+import numpy as np
 
 from rayllm.config.engine import StructuredSettings
 from rayllm.config.structured import PACKAGES, installed
@@ -20,6 +21,7 @@ from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.structured import StructuredOutputs
 from rayllm.structured.grammar import Backend, Grammar, GrammarError, Vocabulary
 from rayllm.structured.row import RowGrammar
+from rayllm.structured.schemas import refuse_loops
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +102,11 @@ class Grammars:
         asked = sampling.structured_outputs
         if asked is None:
             return None
-        after = () if self._settings.enable_in_reasoning else asked.after_ids
-        return RowGrammar(lambda: self.get(asked), after, self._ends, sampling.stop_token_ids)
+        free = not self._settings.enable_in_reasoning
+        return RowGrammar(
+            lambda: self.get(asked), asked.after_ids if free else (), self._ends, sampling.stop_token_ids,
+            asked.begin_ids if free else (),
+        )  # fmt: skip
 
     @property
     def kept(self) -> int:
@@ -159,7 +164,10 @@ class Grammars:
             backend = self._backend(_library(asked))
             began = time.perf_counter()
             begin()
+            if asked.form == "json":
+                refuse_loops(json.loads(asked.text()))
             grammar = backend.compile(asked)
+            self._try_out(grammar)
         except GrammarError as error:
             raise RequestError(f"{asked.field}: this {asked.form} cannot be used: {error}", asked.field) from error
         log.debug("compiled a grammar of form %s in %.3f s", asked.form, time.perf_counter() - began)
@@ -172,6 +180,16 @@ class Grammars:
                 self._kept_text -= self._kept.popitem(last=False)[1][1]
         return grammar
 
+    def _try_out(self, grammar: Grammar) -> None:
+        """Work a first mask out.
+
+        Raises:
+            GrammarError: no output has this form.
+        """
+        assert self._vocabulary is not None
+        bits = np.empty(-(-len(self._vocabulary.pieces) // 32), np.int32)
+        RowGrammar(lambda: grammar, (), self._ends, ()).fill(np.empty(0, np.int32), bits)
+
     def _settled(self, asked: StructuredOutputs) -> StructuredOutputs:
         """The request with all options set, as the server's settings and the form have them."""
         settings = self._settings
@@ -183,7 +201,7 @@ class Grammars:
             backend = settings.backend  # type: ignore[assignment]
         no_space, no_more = asked.disable_any_whitespace, asked.disable_additional_properties
         settled = msgspec.structs.replace(
-            asked, backend=backend, after_ids=(),
+            asked, backend=backend, after_ids=(), begin_ids=(),
             disable_any_whitespace=settings.disable_any_whitespace if no_space is None else no_space,
             disable_additional_properties=settings.disable_additional_properties if no_more is None else no_more,
         )  # fmt: skip

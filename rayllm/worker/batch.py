@@ -12,9 +12,11 @@ import torch
 
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.worker import StartRow, StepPlan
+from rayllm.model.layers import Embedded
 from rayllm.structured.row import RowGrammar
 from rayllm.worker.cascade import find_shared_prefix
 from rayllm.worker.noise import noise_keys, stream_key
+from rayllm.worker.thinking import ThinkingLimit
 from rayllm_kernels import AttentionBatch
 from rayllm_kernels.batch import to_device
 from rayllm_kernels.sampling import Draws, Penalties
@@ -42,6 +44,8 @@ class RowState:
     """One entry of the batch's array: `length`."""
     grammar: RowGrammar | None
     """What the output must follow."""
+    thinking: ThinkingLimit | None
+    """What ends its reasoning."""
 
     @property
     def length(self) -> int:
@@ -96,6 +100,7 @@ class StepInputs:
     starts: Ints  # (B,) tokens computed before this step
     sampled_rows: Rows  # (R,)
     sampled_positions: torch.Tensor  # (R,) int64, indices into T
+    embedded: Embedded | None  # tokens that come as embeddings
 
 
 class Batch:
@@ -131,6 +136,8 @@ class Batch:
         self._blocks = np.zeros((rows, -(-(max_tokens + 1) // block_size) * groups), np.int32)
         self._num_blocks = np.zeros(rows, np.int32)
         self._state: list[RowState | None] = [None] * rows
+        self._embeds: dict[int, npt.NDArray[np.float32]] = {}
+        """By row: what stands in place of its prompt's tokens, until these are computed."""
         self._sampling = _SamplingArrays(rows, edits_all)
 
     def apply(self, plan: StepPlan) -> None:
@@ -174,7 +181,24 @@ class Batch:
             positions=to_device(positions, device), attention=attention, rows=rows, counts=counts,
             starts=starts, sampled_rows=rows[reached],
             sampled_positions=to_device((ends[reached] - 1).astype(np.int64), device),
+            embedded=self._embedded(plan.rows, starts.tolist(), ends.tolist(), device) if self._embeds else None,
         )  # fmt: skip
+
+    def _embedded(
+        self, rows: Sequence[int], starts: list[int], ends: list[int], device: torch.device
+    ) -> Embedded | None:
+        """Those of a step's tokens that come as embeddings: row i computes from `starts[i]` on, to `ends[i]` in T."""
+        at, parts = [], []
+        begin = 0
+        for row, start, end in zip(rows, starts, ends, strict=True):
+            if (embeds := self._embeds.get(row)) is not None:
+                part = embeds[start : start + end - begin]
+                at.append(np.arange(begin, begin + len(part)))
+                parts.append(part)
+            begin = end
+        if not at:
+            return None
+        return Embedded(to_device(np.concatenate(at), device), torch.from_numpy(np.concatenate(parts)))
 
     def prompt_logprobs_wanted(self, inputs: StepInputs) -> list[PromptAsk]:
         """Rows of this step whose prompt log-probabilities are asked for."""
@@ -195,6 +219,9 @@ class Batch:
     def advance(self, inputs: StepInputs) -> None:
         """Note that the step's tokens are computed."""
         self._computed[inputs.rows] += inputs.counts
+        if inputs.embedded is not None:
+            for row in [row for row, embeds in self._embeds.items() if self._computed[row] >= len(embeds)]:
+                del self._embeds[row]
 
     def state(self, row: int) -> RowState:
         """What the sampler knows of a row."""
@@ -219,7 +246,7 @@ class Batch:
             prompt = np.minimum(ask.penalties.prompt, ask.penalties.length)
             ask = replace(ask, penalties=replace(ask.penalties, prompt=prompt))
         edited = [
-            (i, replace(state, prompt_length=int(lengths[i]), known=lengths[i : i + 1], grammar=None))
+            (i, replace(state, prompt_length=int(lengths[i]), known=lengths[i : i + 1], grammar=None, thinking=None))
             for i, state in ask.edited
         ]
         return replace(ask, edited=edited)
@@ -257,6 +284,9 @@ class Batch:
         self._tokens[row, :length] = start.token_ids
         self._length[row] = length
         self._computed[row] = start.computed
+        self._embeds.pop(row, None)
+        if start.embeds is not None:
+            self._embeds[row] = np.frombuffer(start.embeds, np.float32).reshape(start.prompt_length, -1)
         self._blocks[row, : len(start.block_ids)] = start.block_ids
         self._num_blocks[row] = len(start.block_ids)
         sampling = start.sampling
@@ -267,6 +297,7 @@ class Batch:
             end_tokens=np.array(ends, np.int64),
             bias=(np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)),
             known=self._length[row : row + 1], grammar=self._follow(sampling),
+            thinking=None if sampling.thinking is None else ThinkingLimit(sampling.thinking),
         )  # fmt: skip
         self._sampling.set(row, start)
 
@@ -300,7 +331,8 @@ class _SamplingArrays:
             self._edits_all
             or p.allowed_token_ids is not None
             or p.structured_outputs is not None
-            or bool(p.bad_words_ids or p.logit_bias or p.extra_args)
+            or p.thinking is not None
+            or bool(p.logprob_token_ids or p.bad_words_ids or p.logit_bias or p.extra_args)
         )
         self.may_end[row] = start.prompt_length + p.min_tokens
         self.prompt_length[row] = start.prompt_length

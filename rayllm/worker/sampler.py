@@ -1,8 +1,8 @@
 """From logits to tokens. A sample cannot depend on its neighbours in the step.
 
 Order, as users of vLLM expect it: the grammar, allowed tokens, bad words, minimum length, logit bias, penalties, the
-user's own processors; then the likeliest token, or temperature, min-p, top-k, top-p and a draw. What grows with the
-vocabulary or the output is an operation of `rayllm_kernels.sampling`, for all rows at once.
+user's own processors, the end of reasoning; then the likeliest token, or temperature, min-p, top-k, top-p and a draw.
+What grows with the vocabulary or the output is an operation of `rayllm_kernels.sampling`, for all rows at once.
 Shapes: R rows, V vocabulary.
 """
 
@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -78,6 +79,10 @@ class Sampler:
                 these = counts == count
                 entries = self._entries(shown_NV, at[these], tokens[rows[these]], count)
                 sampled.logprobs.update(zip(rows[these].tolist(), entries, strict=True))
+        places = {row: at for at, row in enumerate(kept.tolist())}
+        for i, state in ask.edited:
+            if (ids := state.sampling.logprob_token_ids) and i in places:
+                sampled.logprobs[i] = self._of_tokens(sampled.logprobs[i], kept_NV, places[i], ids)
         return sampled
 
     def read(
@@ -93,6 +98,17 @@ class Sampler:
             self._process(logits_RV, ask)
             logits_RV = shaped(logits_RV, at, ask.draws)
         return self._entries(logits_RV, at, next_tokens.astype(np.int64), count)
+
+    def _of_tokens(
+        self, entry: TokenLogprobs, logits_RV: torch.Tensor, at: int, ids: tuple[int, ...]
+    ) -> TokenLogprobs:
+        """The same entry with these tokens beside it, the likeliest first."""
+        found = self._entries(logits_RV, np.full(len(ids), at), np.array(ids, np.int64), 0)
+        found.sort(key=lambda one: one.rank)
+        return msgspec.structs.replace(
+            entry, top_ids=[one.token_id for one in found], top_logprobs=[one.logprob for one in found],
+            top_ranks=[one.rank for one in found],
+        )  # fmt: skip
 
     def _entries(self, logits_RV: torch.Tensor, at_N: Ints, tokens_N: Ints, count: int) -> list[TokenLogprobs]:
         vocab = logits_RV.shape[1]
@@ -113,6 +129,7 @@ class Sampler:
     def _process(self, logits_RV: torch.Tensor, ask: SampleAsk) -> dict[int, str]:
         """Apply to each row what its request asks for. Returns the rows whose processors failed, and why."""
         failed = _constrain(logits_RV, ask.edited)
+        ends = _ends_of_reasoning(logits_RV, ask.edited)
         _edit(logits_RV, ask.edited)
         if ask.penalties is not None:
             self._ops.penalise(logits_RV, ask.penalties)
@@ -125,6 +142,9 @@ class Sampler:
                 except Exception as error:  # a user's own code: its fault ends this request and no other
                     log.exception("logits processor %s failed", name)
                     failed[i] = f"the logits processor {name!r} failed: {error}"
+        for i, token in ends:
+            logits_RV[i] = NEVER
+            logits_RV[i, token] = 0.0
         return failed
 
 
@@ -154,6 +174,16 @@ def _constrain(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> d
     for most_V, (i, _, _) in zip(most_NV, held, strict=True):
         torch.minimum(logits_RV[i], most_V, out=logits_RV[i])
     return failed
+
+
+def _ends_of_reasoning(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> list[tuple[int, int]]:
+    """Rows whose reasoning is to end now, and the token that goes on with that. A form that holds already is kept."""
+    ends = []
+    for i, state in edited:
+        token = None if state.thinking is None else state.thinking.forced(state.output)
+        if token is not None and (state.grammar is None or logits_RV[i, token] > NEVER):
+            ends.append((i, token))
+    return ends
 
 
 def _edit(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> None:

@@ -52,13 +52,18 @@ class Worker:
             config.structured, config.model.eos_token_ids, lambda: Vocabulary.load(config.tokenizer, config.model)
         )
         """Of structured outputs; may be used from any thread."""
-        self._batch = Batch(
-            rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
-            vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
-            edits_all=bool(used_by_all(self._processors)), groups=config.kv_layout.width,
-            cascade_groups=config.kv_layout.width - config.kv_layout.sliding if config.cascade_attention else 0,
-            follow=self.grammars.follow,
-        )  # fmt: skip
+        try:
+            self._batch = Batch(
+                rows=config.max_num_seqs, max_tokens=config.max_model_len, block_size=config.block_size,
+                vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
+                edits_all=bool(used_by_all(self._processors)), groups=config.kv_layout.width,
+                cascade_groups=config.kv_layout.width - config.kv_layout.sliding if config.cascade_attention else 0,
+                follow=self.grammars.follow,
+            )  # fmt: skip
+        except MemoryError as error:
+            rows, tokens = config.max_num_seqs, config.max_model_len
+            reason = f"there is no room for {rows} requests of --max-model-len {tokens} tokens ({error})"
+            raise ConfigError("--max-num-seqs", reason, "lower one of them") from None
         self._sampler = Sampler(self._processors, self._model.sampling, config.logprobs_mode)
         self._caches: list[Any] = []
         self._profile = Profile(config.profiler) if config.profiler is not None else None
@@ -110,7 +115,7 @@ class Worker:
         self._batch.apply(plan)
         inputs = self._batch.inputs(plan, self._device)
         ready = time.perf_counter()
-        hidden_TD = self._model(inputs.token_ids, inputs.positions, inputs.attention, self._caches)
+        hidden_TD = self._model(inputs.token_ids, inputs.positions, inputs.attention, self._caches, inputs.embedded)
         model_s = time.perf_counter() - ready
         prompt = self._prompt_logprobs(inputs, hidden_TD)
         self._batch.advance(inputs)

@@ -245,6 +245,14 @@ class TestParsers:
             assert one.stop_reason == "tool_use"
         assert message.content[0].text == streamed.content[0].text
 
+    async def test_a_named_call(self, make_api):
+        api = make_api(max_model_len=4096)
+        api.scripts(Script([[i] for i in api.ids('{"a": [1]}')], "stop"))
+        ask = {"model": MODEL, "max_tokens": 500, "messages": SAY, "tools": TOOLS}
+        async with client_of(api) as client:
+            message = await client.messages.create(**ask, tool_choice={"type": "tool", "name": "add"})
+        assert (message.content[0].input, message.stop_reason) == ({"a": [1]}, "tool_use")
+
     async def test_thoughts(self, make_api):
         api = make_api(max_model_len=4096, reasoning_parser="deepseek_r1")
         api.scripts(Script([[i] for i in api.ids("<think>hm, well</think>Yes")], "stop"))

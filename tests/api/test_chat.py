@@ -230,7 +230,6 @@ class TestFields:
             ("length_penalty", 2),
             ("audio", {"voice": "x"}),
             ("modalities", ["audio"]),
-            ("store", True),
             ("service_tier", "flex"),
             ("reasoning_effort", "low"),
             ("prompt_embeds", "x"),

@@ -1,10 +1,16 @@
 """`/v1/completions`."""
 
+import base64
+import io
+
 import pytest
+import torch
 
 from rayllm.api.fake import Script
+from rayllm.api.logprobs import bare
+from rayllm.messages.ingress import TokenLogprobs
 
-from .conftest import MAX_LEN, events, finish, joined, ok, refused
+from .conftest import MAX_LEN, Harness, events, finish, joined, ok, refused
 
 
 async def test_plain(api):
@@ -274,3 +280,71 @@ async def test_token_ids_in_the_answer(api):
 
 async def test_too_many_choices(api):
     assert refused(await api.complete(prompt=["a"] * 100, n=100))["param"] == "n"
+
+
+def saved_rows(tokens: int) -> str:
+    """Embeddings as clients send them."""
+    file = io.BytesIO()
+    torch.save(torch.ones(tokens, 4), file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.option("enable-prompt-embeds")
+async def test_prompts_as_embeddings():
+    """Answered before those of text, as clients of vLLM expect."""
+    api = Harness(prompt_embeds=True)
+    one, two = saved_rows(3), saved_rows(5)
+    body = ok(await api.complete(prompt="", prompt_embeds=one, n=2, return_token_ids=True))
+    assert body["usage"]["prompt_tokens"] == 3
+    assert [choice["prompt_token_ids"] for choice in body["choices"]] == [None, None]
+    assert [add.prompt_token_ids for add in api.service.adds] == [[0] * 3] * 2
+    assert [add.prompt_embeds for add in api.service.adds] == [base64.b64decode(one)] * 2
+    ok(await api.complete(prompt=None, prompt_embeds=[one, two]))
+    assert [len(add.prompt_token_ids) for add in api.service.adds[2:]] == [3, 5]
+    ok(await api.complete(prompt=["hi", "ho"], prompt_embeds=two))
+    assert [add.prompt_embeds is None for add in api.service.adds[4:]] == [False, True, True]
+    assert api.service.adds[5].prompt_token_ids == api.ids("hi")
+
+
+async def test_embeddings_that_cannot_be_used_are_refused():
+    one = saved_rows(3)
+    assert "--enable-prompt-embeds" in refused(await Harness().complete(prompt="", prompt_embeds=one))["message"]
+    api = Harness(prompt_embeds=True)
+    for embeds in ("", "é", "x", "QUJD", one[:-40], 5, [1], [one, "QUJD"], {"a": 1}):
+        assert refused(await api.complete(prompt="", prompt_embeds=embeds))["param"] == "prompt_embeds", embeds
+    assert refused(await api.complete(prompt="", prompt_embeds=saved_rows(MAX_LEN + 1)))["param"] == "prompt"
+    assert refused(await api.complete(prompt="", prompt_embeds=[]))["param"] == "prompt"
+    for field, value in (("echo", True), ("prompt_logprobs", 0), ("truncate_prompt_tokens", 2)):
+        assert refused(await api.complete(prompt="", prompt_embeds=one, **{field: value}))["param"] == field
+    small = Harness(prompt_embeds=True, max_body_bytes=8000)
+    assert refused(await small.complete(prompt="", prompt_embeds=one, n=8))["param"] == "prompt_embeds"
+    assert refused(await api.chat(prompt_embeds=one))["param"] == "prompt_embeds"
+    render = await api.post("/v1/completions/render", model="tiny", prompt="", prompt_embeds=one)
+    assert refused(render)["param"] == "prompt_embeds"
+    assert not api.service.adds
+
+
+async def test_logprobs_of_tokens_that_are_asked_for(api):
+    """In place of the likeliest, which a client that must give a number has asked for as well."""
+    ok(await api.complete(logprobs=3, logprob_token_ids=[5, 6, 5]))
+    ok(await api.chat(logprobs=True, logprob_token_ids=[7]))
+    ok(await api.complete(logprobs=3, logprob_token_ids=[]))
+    asked = [(add.sampling.logprobs, add.sampling.logprob_token_ids) for add in api.service.adds]
+    assert asked == [(0, (5, 6)), (0, (7,)), (3, ())]
+    for wrong in ([-1], [api.vocab], ["5"], 5, list(range(129))):
+        assert refused(await api.complete(logprobs=1, logprob_token_ids=wrong))["param"] == "logprob_token_ids"
+    assert refused(await api.complete(logprob_token_ids=[5]))["param"] == "logprob_token_ids"
+    beams = await api.complete(logprobs=1, logprob_token_ids=[5], use_beam_search=True)
+    assert refused(beams)["param"] == "logprob_token_ids"
+
+
+async def test_a_request_says_how_often_it_hears(api):
+    ok(await api.chat(stream_interval=7))
+    assert api.service.adds[-1].sampling.stream_interval == 7
+    for wrong in (0, -1, 1.5, "3", True):
+        assert refused(await api.chat(stream_interval=wrong))["param"] == "stream_interval"
+
+
+def test_ranks_of_tokens_that_were_asked_for():
+    (entry,) = bare([TokenLogprobs(5, -1.0, 2, [6, 7], [-0.5, -3.0], [1, 9])])["content"]
+    assert [one["rank"] for one in entry["top_logprobs"]] == [1, 9]

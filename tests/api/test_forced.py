@@ -79,7 +79,8 @@ async def test_calls_are_read(stream, choice, text, meant):
         calls = [(names[i], arguments[i]) for i in sorted(names)]
         reasons = finish(chunks)
     assert [(name, json.loads(text)) for name, text in calls] == meant
-    assert reasons == ["tool_calls"]
+    # As OpenAI documents it: a client that named the function knows what the answer is.
+    assert reasons == ["tool_calls" if choice == "required" else "stop"]
 
 
 @pytest.mark.parametrize(
@@ -107,3 +108,21 @@ async def test_a_form_waits_for_the_end_of_the_reasoning():
     more = {"continue_final_message": True, "max_tokens": 1000}
     ok(await api.chat(response_format={"type": "json_object"}, messages=messages, **more))
     assert api.service.adds[1].sampling.structured_outputs.after_ids == ()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"guided_regex": "[ab]"},
+        {"tools": TOOLS, "tool_choice": "required"},
+        {"tools": TOOLS, "tool_choice": NAMED},
+    ],
+)
+async def test_a_form_holds_at_once_for_answers_without_reasoning(ask):
+    api = make(tools=None, reasoning="qwen3")
+    script(api, "{}")
+    ok(await api.chat(**ask, max_tokens=1000))
+    form = api.service.adds[0].sampling.structured_outputs
+    assert [api.tokenizer.decode(ids, continues=True) for ids in form.begin_ids] == ["<think>"]
+    assert api.tokenizer.decode(form.after_ids, continues=True) == "</think>"

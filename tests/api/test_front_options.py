@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 from rayllm.api.fake import Script
+from rayllm.config.load import load
+from rayllm.config.parser import parse_arguments
+from rayllm.config.registry import registry
+from rayllm.config.serve import FrontendSettings
 from rayllm.errors import ConfigError, RequestError
 
 from ..render.samples import byte_level_backend, sentencepiece_backend, write_folder
@@ -460,6 +464,35 @@ class TestParsers:
         for name in ("bad.py", "missing.py", "mine.txt"):
             with pytest.raises(ConfigError, match="--tool-parser-plugin"):
                 serve("--tool-parser-plugin", str(plugin.with_name(name)))
+
+    @pytest.mark.option("reasoning-config")
+    def test_marks_of_reasoning(self, serve, model) -> None:
+        def settings(*arguments: str) -> FrontendSettings:
+            return load(parse_arguments((str(model), *arguments), registry())).serve.frontend
+
+        marks = ("--reasoning-config.reasoning_start_str", "[R]", "--reasoning-config.reasoning_end_str", "[/R]")
+        assert settings(*marks).reasoning_marks == ("[R]", "[/R]")
+        said = ("--reasoning-parser", "qwen3", "--reasoning-config.reasoning_end_str", "Enough.</think>")
+        assert settings(*said).reasoning_marks == ("", "Enough.</think>")
+        assert settings("--reasoning-config.reasoning_parser", "qwen3").reasoning_parser == "qwen3"
+        for wrong, says in (
+            (marks[:2], "reasoning_end_str: is missing"),
+            (("--reasoning-parser", "qwen3", *marks), "reasoning_start_str: is what"),
+            (("--reasoning-config.start", "x"), "start: is unknown"),
+            (("--reasoning-config.reasoning_end_str", "3"), "must be a text"),
+            (("--reasoning-parser", "qwen3", "--reasoning-config.reasoning_parser", "olmo3"), "give one of them"),
+            (
+                (
+                    "--structured-outputs-config.reasoning_parser",
+                    "qwen3",
+                    "--reasoning-config.reasoning_parser",
+                    "olmo3",
+                ),
+                "give one of them",
+            ),
+        ):
+            with pytest.raises(ConfigError, match=says):
+                serve(*wrong)
 
     @pytest.mark.option("reasoning-parser-plugin")
     async def test_reasoning_plugin(self, serve, tmp_path):

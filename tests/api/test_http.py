@@ -65,7 +65,7 @@ class TestBodies:
 
 class TestErrors:
     @pytest.mark.parametrize(("method", "path", "status"), [
-        ("GET", "/nothing", 404), ("POST", "/v1/embeddings", 404), ("GET", CHAT, 405), ("DELETE", "/v1/models", 405),
+        ("GET", "/nothing", 404), ("POST", "/v1/embeddings", 404), ("PUT", CHAT, 405), ("DELETE", "/v1/models", 405),
         ("PUT", "/health", 405), ("GET", "/", 404)])  # fmt: skip
     async def test_routes(self, api, method, path, status):
         refused(await api.request(method, path), status)
@@ -231,6 +231,22 @@ async def test_root_path(make_api):
     for path in ("/v1/models", "/llm/v1/models"):
         refused(await api.request("GET", path), 401)
         assert (await api.request("GET", path, headers=headers)).status_code == 200
+
+
+async def test_what_clients_probe(api):
+    """Open WebUI and its like look for models, and for other kinds of servers."""
+    cards = ok(await api.request("GET", "/v1/models?limit=5"))["data"]
+    assert [(card["id"], card["object"], card["max_model_len"]) for card in cards] == [
+        (name, "model", 64) for name in ("tiny", "alias")
+    ]
+    assert ok(await api.request("GET", "/v1/models/tiny")) == cards[0]
+    assert (await api.request("HEAD", "/v1/models")).status_code == 200
+    for method, path in (
+        ("GET", "/api/tags"), ("GET", "/api/version"), ("POST", "/api/chat"), ("GET", "/props"), ("GET", "/"),
+        ("POST", "/v1/embeddings"), ("GET", "/v1/models/other"),
+    ):  # fmt: skip
+        refused(await api.request(method, path, json={}), 404)
+    refused(await api.request("GET", CHAT), 405)
 
 
 async def test_the_api_is_described(api):

@@ -61,6 +61,14 @@ async def test_api_keys():
         reply = await api.request("GET", MODELS, headers={"Authorization": f"Bearer {key}"})
         assert reply.status_code == status
     refused(await api.request("GET", MODELS), 401)
+    for headers, status in (
+        ({"authorization": "bearer one"}, 200), ({"authorization": "Bearer  one "}, 200), ({"x-api-key": "one"}, 200),
+        ({"authorization": "one"}, 401), ({"authorization": "Basic one"}, 401), ({"x-api-key": ""}, 401),
+    ):  # fmt: skip
+        assert (await api.request("GET", MODELS, headers=headers)).status_code == status
+    reply = await api.request("POST", "/v1/messages", json={})
+    assert (reply.status_code, reply.json()["error"]["type"]) == (401, "authentication_error")
+    assert reply.json()["type"] == "error"
     ok(await served_by().request("GET", MODELS))
 
 

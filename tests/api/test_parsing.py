@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 
 from rayllm.api.fake import Script
+from rayllm.messages.sampling import Thinking
 from rayllm.parsers.registry import tool_parsers
 from rayllm.render.tokenizer import SpecialTokens, Tokenizer
 
@@ -314,3 +315,62 @@ class TestReasoning:
         for name in ("reasoning", "reasoning_content"):
             ok(await api.chat(messages=[{"role": "assistant", "content": "a", name: "b"}]))
             assert api.tokenizer.decode(api.service.adds[-1].prompt_token_ids) == "bb"
+
+
+async def test_a_budget_of_reasoning_reaches_the_engine() -> None:
+    tokenizer = special("<think>", "</think>")
+    begin, end = (tokenizer.token_to_id(mark) for mark in ("<think>", "</think>"))
+    api = make(tokenizer, tools=None, reasoning="qwen3")
+    script(api, "<think>hm</think>Yes")
+    await api.chat(thinking_token_budget=5)
+    (limit,) = [add.sampling.thinking for add in api.service.adds]
+    assert limit == Thinking(budget=5, inside=False, begin_ids=((begin,),), mark_ids=(end,), end_ids=(end,))
+    await api.chat()
+    assert api.service.adds[-1].sampling.thinking is None
+    for budget in (-1, 1.5, "3", True):
+        assert refused(await api.chat(thinking_token_budget=budget))["param"] == "thinking_token_budget"
+    error = refused(await make(tools=None).chat(thinking_token_budget=5))
+    assert error["param"] == "thinking_token_budget"
+    assert "--reasoning-parser" in error["message"]
+
+
+@pytest.mark.option("reasoning-config")
+async def test_marks_of_reasoning() -> None:
+    """Without a parser they make one; with one, the end says what a spent budget says."""
+    api = Harness(max_model_len=4096, reasoning_marks=("[R]", "[/R]"))
+    script(api, "[R]hm[/R]Yes")
+    body = ok(await api.chat(thinking_token_budget=2))
+    assert (body["choices"][0]["message"]["reasoning"], body["choices"][0]["message"]["content"]) == ("hm", "Yes")
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    limit = api.service.adds[-1].sampling.thinking
+    assert limit.begin_ids == (tuple(api.ids("[R]")),)
+    assert limit.end_ids == limit.mark_ids == tuple(api.ids("[/R]"))
+
+    api = Harness(
+        tokenizer=special("<think>", "</think>"), max_model_len=4096, reasoning_parser="deepseek_r1",
+        reasoning_marks=("", "Enough.</think>"),
+    )  # fmt: skip
+    script(api, "hm</think>Yes")
+    ok(await api.chat(thinking_token_budget=2))
+    limit = api.service.adds[-1].sampling.thinking
+    assert limit.inside
+    assert limit.end_ids == (*api.ids("Enough."), *limit.mark_ids)
+
+
+async def test_a_budget_of_reasoning_elsewhere() -> None:
+    """Token in, token out takes what the rendering of a chat says; beams, which rank freely, cannot."""
+    api = make(special("<think>", "</think>"), tools=None, reasoning="qwen3")
+    messages = [{"role": "user", "content": "a"}]
+    rendered = ok(await api.post("/v1/chat/completions/render", messages=messages, thinking_token_budget=3))
+    assert rendered["sampling_params"]["thinking_token_budget"] == 3
+    ok(await api.post("/inference/v1/generate", **{**rendered, "stream": False, "stream_options": None}))
+    await api.chat(messages=messages, thinking_token_budget=3)
+    told, asked = (add.sampling.thinking for add in api.service.adds)
+    assert told == asked
+    for wrong in ("3", True, -1):
+        error = refused(
+            await api.post("/inference/v1/generate", token_ids=[1], sampling_params={"thinking_token_budget": wrong})
+        )
+        assert "thinking_token_budget" in error["message"]
+    beams = await api.chat(messages=messages, thinking_token_budget=3, use_beam_search=True)
+    assert refused(beams)["param"] == "thinking_token_budget"

@@ -199,7 +199,7 @@ class TestInput:
             ("reasoning", {"summary": "detailed"}),
             ("text", {"format": {"type": "grammar"}}),
             ("text", {"verbosity": "low"}),
-            ("truncation", "auto"),
+            ("truncation", "middle"),
             ("include", ["file_search_call.results"]),
             ("conversation", "c"),
             ("background", "yes"),
@@ -273,6 +273,26 @@ class TestStored:
         items = [item async for item in client.responses.input_items.list(second.id, limit=2, order="asc")]
         assert [item.role for item in items] == ["user", "assistant", "user"]
         assert [item async for item in client.responses.input_items.list(second.id)] == items[::-1]
+
+    async def test_turns_that_do_not_fit_are_left_out(self, api, client):
+        api.scripts(Script([api.ids("yes")], "stop"))
+        first = await create(client, input=[{"role": "developer", "content": "D"}, {"role": "user", "content": "a"}])
+        for name in "bcdef":
+            more = {"truncation": "auto", "max_output_tokens": 6, "previous_response_id": first.id}
+            first = await create(client, input=name * 4, **more)
+        assert first.truncation == "auto"
+        assert len(api.service.adds[-1].prompt_token_ids) <= 58
+        assert prompt_of(api).startswith("<|system|>D<|end|><|user|>")
+        assert "<|user|>a" not in prompt_of(api)
+        assert prompt_of(api).endswith("<|user|>ffff<|end|><|assistant|>")
+        count = await client.responses.input_tokens.count(
+            input="more", previous_response_id=first.id, truncation="auto", model=MODEL
+        )
+        assert count.input_tokens < 64
+        with pytest.raises(openai.BadRequestError, match="context"):
+            await create(client, input="more", previous_response_id=first.id)
+        with pytest.raises(openai.BadRequestError, match="context"):
+            await create(client, input="m" * 99, previous_response_id=first.id, truncation="auto")
 
     async def test_not_stored(self, client):
         response = await create(client, store=False)

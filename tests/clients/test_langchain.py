@@ -2,7 +2,7 @@
 
 import pytest
 
-from .conftest import FRANCE, MODEL
+from .conftest import FRANCE, MODEL, WEATHER, Weather
 
 
 @pytest.fixture
@@ -22,6 +22,28 @@ def test_invoke_and_stream(model):
 
 def test_batch(model):
     assert len(model.batch([[("system", "Be brief."), ("human", "Hi")]] * 3)) == 3
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_structured_output(model, method):
+    typed = model.model_copy(update={"max_tokens": 100}).with_structured_output(Weather, method=method)
+    assert isinstance(typed.invoke(WEATHER[0]["content"]), Weather)
+
+
+@pytest.mark.parametrize("choice", ["any", "Weather"])
+def test_tools(model, choice):
+    bound = model.model_copy(update={"max_tokens": 100}).bind_tools([Weather], tool_choice=choice)
+    answer = bound.invoke(WEATHER[0]["content"])
+    call = answer.tool_calls[0]
+    assert call["name"] == "Weather"
+    Weather.model_validate(call["args"])
+    first, *rest = bound.stream(WEATHER[0]["content"])
+    for chunk in rest:
+        first += chunk
+    assert [one["args"] for one in first.tool_calls] == [one["args"] for one in answer.tool_calls]
+    turns = [("human", WEATHER[0]["content"]), answer]
+    turns += [{"role": "tool", "tool_call_id": one["id"], "content": "Sunny"} for one in answer.tool_calls]
+    assert model.invoke(turns).usage_metadata["output_tokens"] > 0
 
 
 async def test_responses(model, server):

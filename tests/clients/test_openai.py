@@ -3,7 +3,7 @@
 import openai
 import pytest
 
-from .conftest import FRANCE, MODEL
+from .conftest import FRANCE, MODEL, SCHEMA, TOOL, WEATHER, Weather
 
 
 @pytest.fixture
@@ -42,6 +42,65 @@ def test_responses(client):
     )
     assert second.usage.input_tokens > first.usage.total_tokens
     assert client.responses.retrieve(second.id) == second
+
+
+def ask_weather(**more):
+    return {"model": MODEL, "messages": WEATHER, "temperature": 0, "max_completion_tokens": 100, **more}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "Weather"}}])
+def test_tools(client, choice):
+    """However the call comes about, the pieces of a stream join to the whole."""
+    ask = ask_weather(tools=[TOOL], tool_choice=choice)
+    whole = client.chat.completions.create(**ask).choices[0]
+    calls = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or ()]
+    text, streamed, finish = "", [], None
+    for chunk in client.chat.completions.create(**ask, stream=True):
+        for piece in chunk.choices:
+            text += piece.delta.content or ""
+            finish = finish or piece.finish_reason
+            for part in piece.delta.tool_calls or ():
+                if part.index == len(streamed):
+                    streamed.append((part.function.name, ""))
+                name, arguments = streamed[part.index]
+                streamed[part.index] = name, arguments + (part.function.arguments or "")
+    assert (text, streamed, finish) == (whole.message.content or "", calls, whole.finish_reason)
+    if choice != "auto":
+        assert {name for name, _ in calls} == {"Weather"}
+        Weather.model_validate_json(calls[0][1])
+
+
+def test_results_of_tools_go_back(client):
+    asked = client.chat.completions.create(**ask_weather(tools=[TOOL], tool_choice="required")).choices[0].message
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "Sunny"} for call in asked.tool_calls]
+    told = client.chat.completions.create(**ask_weather(messages=[*WEATHER, asked, *results], tools=[TOOL]))
+    assert told.usage.completion_tokens > 0
+
+
+def test_parse(client):
+    ask = ask_weather(response_format=Weather)
+    whole = client.chat.completions.parse(**ask).choices[0].message.parsed
+    assert isinstance(whole, Weather)
+    with client.chat.completions.stream(**ask) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == whole
+    tools = [openai.pydantic_function_tool(Weather)]
+    called = client.chat.completions.parse(**ask_weather(tools=tools, tool_choice="required"))
+    assert isinstance(called.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
+
+
+def test_responses_parse_and_tools(client):
+    ask = {"model": MODEL, "input": WEATHER, "temperature": 0, "max_output_tokens": 100}
+    assert isinstance(client.responses.parse(**ask, text_format=Weather).output_parsed, Weather)
+    tool = {"type": "function", "name": "Weather", "description": Weather.__doc__, "parameters": SCHEMA, "strict": True}
+    answer = client.responses.create(**ask, tools=[tool], tool_choice="required")
+    calls = [item for item in answer.output if item.type == "function_call"]
+    Weather.model_validate_json(calls[0].arguments)
+    with client.responses.stream(**ask, tools=[tool], tool_choice="required") as stream:
+        deltas = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == "".join(call.arguments for call in calls)
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": "Sunny"} for call in calls]
+    told = client.responses.create(**{**ask, "input": results}, previous_response_id=answer.id, tools=[tool])
+    assert told.usage.input_tokens > answer.usage.input_tokens
 
 
 def test_background(client):

@@ -159,6 +159,20 @@ def test_the_last_of_a_plain_option_wins():
         (["--color", "blue"], "--color.*red, green"),
         (["--extra", "{"], "--extra.*not JSON"),
         (["--fast=true"], "--fast.*no value"),
+        (["--fast", "true"], "--fast.*no value.*--no-fast"),
+        (["--quiet", "False"], "--quiet.*no value"),
+        (["--size", "9" * 30], "--size.*above"),
+        (["--model", ""], "--model.*is empty"),
+        (["--names", "a", " "], "--names.*is empty"),
+        (["--names", '["a", null]'], "--names.*None is not text"),
+        (["--names", '[{"a": 1}]'], "--names.*is not text"),
+        (["--numbers", "[1, true]"], "--numbers.*True is not an integer"),
+        (["--model", "a\0b"], "--model.*NUL"),
+        (["--extra", "[" * 100_000], "--extra.*nested more than 64"),
+        (["--extra", "[" * 100 + "]" * 100], "--extra.*nested more than 64"),
+        (["--extra" + ".a" * 100, "1"], "--extra.*nested more than 64"),
+        (["--extra", '{"a": NaN}'], "--extra.a.*nan is not a JSON value"),
+        (["--many.size", "null"], "--many.size.*None is not of the type"),
         (["--no-quiet"], "--quiet.*no negative form"),
         (["--no-size"], "--size.*no negative form"),
         (["-q", "x"], "-q.*not an option"),
@@ -219,3 +233,52 @@ def test_every_option_has_help_and_a_default_of_its_own_kind():
         assert option.section
         if option.default is not None:
             assert option.from_value(option.default) == option.default
+
+
+def in_file(tmp_path, text, *arguments):
+    file = tmp_path / "options.yaml"
+    file.write_text(text, encoding="utf-8")
+    return given("--config", str(file), *arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("names: 0123", ["0123"]),
+        ("names: [1.10, 0x10, 1_000, 12:30]", ["1.10", "0x10", "1_000", "12:30"]),
+        ("names: [2020-01-01]", ["2020-01-01"]),
+    ],
+)
+def test_text_in_a_file_stays_as_it_is_written(tmp_path, text, names):
+    assert in_file(tmp_path, text) == {"names": names}
+
+
+def test_json_in_a_file_has_the_numbers_of_json(tmp_path):
+    assert in_file(tmp_path, "extra: {a: 1e-5, b: 2020-01-01, c: 1}") == {
+        "extra": {"a": 1e-5, "b": "2020-01-01", "c": 1}
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("names: [null]", "--names.*None is not text"),
+        ("names: {a: b}", "--names.*is not text"),
+        ("extra: {1: 2}", "--extra.*key 1 is not text"),
+        ("many: {1: 2}", "--many.*key 1 is not text"),
+        ("extra: {a: {b: !!binary aGk=}}", "--extra.a.b.*is not a JSON value"),
+        ("extra: {a: .inf}", "--extra.a.*is not a JSON value"),
+        ("[" * 5000, "--config.*nested too deeply"),
+    ],
+)
+def test_what_a_file_cannot_hold(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        in_file(tmp_path, text)
+
+
+def test_keys_of_the_command_line_go_over_those_of_a_file(tmp_path):
+    text = "extra: {a: 1, inner: {b: 2}}\nnames: [a]"
+    assert in_file(tmp_path, text, "--extra.inner.c", "3", "--names", "b") == {
+        "extra": {"a": 1, "inner": {"b": 2, "c": 3}},
+        "names": ["b"],
+    }

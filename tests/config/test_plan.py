@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from rayllm.config.load import load
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
@@ -51,3 +53,10 @@ def test_layers_with_windows_are_told_of(tmp_path: Path) -> None:
     assert "KV layers" not in plan(tmp_path, "--max-model-len", "64", **gemma)
     asked = plan(tmp_path, "--no-disable-hybrid-kv-cache-manager", **gemma)
     assert "(as --disable-hybrid-kv-cache-manager says)" in asked
+
+
+@pytest.mark.parametrize("option", ["--download-dir", "--hf-token"])
+def test_options_of_the_hub_need_something_there(tmp_path: Path, option: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    notes = load(parse_arguments([str(tmp_path), option, "x"], registry())).notes
+    assert notes == (f"{option} has no effect: nothing that the options name is on the hub",)

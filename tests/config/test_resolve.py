@@ -89,6 +89,17 @@ def test_automatic_length_is_what_fits():
         (["--skip-tokenizer-init", "--tokenizer", "t"], "--tokenizer"),
         (["--skip-tokenizer-init", "--trust-request-chat-template"], "--trust-request-chat-template"),
         (["--override-generation-config", '{"do_sample": true}'], "--override-generation-config"),
+        (["--override-generation-config", '{"temperature": "hot"}'], "--override-generation-config"),
+        (["--override-generation-config", '{"temperature": -1}'], "--override-generation-config"),
+        (["--override-generation-config", '{"stop": 5}'], "--override-generation-config"),
+        (["--override-generation-config", '{"ignore_eos": 1}'], "--override-generation-config"),
+        (["--override-generation-config", '{"max_tokens": 0}'], "--override-generation-config"),
+        (["--override-generation-config", '{"stop_token_ids": [99999999]}'], "--override-generation-config"),
+        (
+            ["--override-generation-config", '{"max_tokens": 5, "max_new_tokens": 6}'],
+            "--override-generation-config.max_new_tokens",
+        ),
+        (["--tokenizer", "x" * 300], "--tokenizer"),
     ],
 )
 def test_contradictions_are_named(arguments, option):
@@ -114,6 +125,15 @@ def test_generation_defaults():
         (["--max-log-len", "5"], "--max-log-len"),
         (["--enable-log-requests", "--no-enable-log-deltas"], "--enable-log-deltas"),
         (["--disable-log-stats", "--aggregate-engine-logging"], "--aggregate-engine-logging"),
+        (["--uds", "/s", "--port", "1"], "--port"),
+        (["--uds", "/s", "--host", "::1"], "--host"),
+        (
+            ["--disable-uvicorn-access-log", "--disable-access-log-for-endpoints", "/health"],
+            "--disable-access-log-for-endpoints",
+        ),
+        (["--kv-cache-memory-bytes", "1g", "--gpu-memory-utilization", "0.5"], "--gpu-memory-utilization"),
+        (["--num-gpu-blocks-override", "4096", "--kv-cache-memory-bytes", "1g"], "--kv-cache-memory-bytes"),
+        (["--no-enable-prefix-caching", "--prefix-caching-hash-algo", "xxhash"], "--prefix-caching-hash-algo"),
     ],
 )
 def test_what_has_no_effect_is_said(arguments, option):

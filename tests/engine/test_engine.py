@@ -10,6 +10,7 @@ import pytest
 from rayllm.engine.engine import count_blocks
 from rayllm.errors import ConfigError, ContextTooLong, EngineDead, Overloaded, RequestError
 from rayllm.executor.fake import FakeExecutor, next_token
+from rayllm.messages.sampling import Thinking
 from tests.engine.conftest import VOCAB, Bench, make_add, make_config
 
 Make = Callable[..., Bench]
@@ -173,6 +174,9 @@ def test_refusals(bench: Make) -> None:
         (make_add(0, [1], temperature=1.0, seed=None), RequestError),
         (make_add(0, [1], extra_args={"none": 1}), RequestError),
         (make_add(0, [1], bad_words_ids=((VOCAB,),)), RequestError),
+        (make_add(0, [1], logprobs=0, logprob_token_ids=(VOCAB,)), RequestError),
+        (make_add(0, [1], thinking=Thinking(budget=1, begin_ids=(), mark_ids=(1,), end_ids=(VOCAB,))), RequestError),
+        (make_add(0, [1], thinking=Thinking(budget=1, begin_ids=(), mark_ids=(1,), end_ids=())), RequestError),
         (make_add(0, [1] * 128), ContextTooLong),
     ):
         with pytest.raises(error):

@@ -45,6 +45,9 @@ def test_tokens_come_in_intervals(bench: Make, tokens: int, sizes: list[int]) ->
     assert [output.finish_reason for output in outputs] == [None] * (len(sizes) - 1) + ["length"]
     assert bench_.engine.stats().generation_tokens == 20
     assert bench_.run(make_add(1, [1, 2, 3], 1))[0] == expected([1, 2, 3], 1)
+    for number, (own, its_sizes) in enumerate(((1, [1] * 20), (7, [1, 7, 7, 5])), 2):
+        assert bench_.run(make_add(number, [1, 2, 3], 20, stream_interval=own))[0] == expected([1, 2, 3], 20)
+        assert [len(output.token_ids) for output in bench_.outputs[0, number]] == its_sizes
 
 
 @pytest.mark.option("max-num-seqs")

@@ -63,9 +63,21 @@ def all_logits(model: Decoder, tokens: list[int], chunk: int = 1000) -> Tensor:
 
 def greedy(model: Decoder, prompt: list[int], count: int, chunk: int = 1000) -> list[int]:
     """The tokens that greedy decoding appends to a prompt."""
-    sequence, runner = Sequence(list(prompt)), Runner(model, 1, len(prompt) + count)
-    while len(sequence.tokens) < len(prompt) + count:
-        runner.step([(0, sequence, min(chunk, len(sequence.tokens) - sequence.computed))])
-        if sequence.computed == len(sequence.tokens):
-            sequence.tokens.append(int(sequence.logits[-1].argmax()))
-    return sequence.tokens[len(prompt) :]
+    return greedy_together(model, [prompt], count, [chunk])[0]
+
+
+def greedy_together(model: Decoder, prompts: list[list[int]], count: int, chunks: list[int]) -> list[list[int]]:
+    """The tokens that greedy decoding appends to each prompt, of which each step computes as many as its chunk says."""
+    sequences = [Sequence(list(prompt)) for prompt in prompts]
+    ends = [len(prompt) + count for prompt in prompts]
+    runner = Runner(model, len(prompts), max(ends))
+    while work := [
+        (row, sequence, min(chunks[row], len(sequence.tokens) - sequence.computed))
+        for row, sequence in enumerate(sequences)
+        if len(sequence.tokens) < ends[row]
+    ]:
+        runner.step(work)
+        for _, sequence, _ in work:
+            if sequence.computed == len(sequence.tokens):
+                sequence.tokens.append(int(sequence.logits[-1].argmax()))
+    return [sequence.tokens[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]

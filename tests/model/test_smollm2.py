@@ -8,7 +8,7 @@ import torch
 from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
 from rayllm_kernels.native.library import library
-from tests.model.runner import all_logits, greedy
+from tests.model.runner import all_logits, greedy_together
 from tests.models import load_gguf_with_transformers, smollm2_folder, smollm2_gguf
 
 pytestmark = [pytest.mark.slow, pytest.mark.smollm2]
@@ -41,22 +41,21 @@ def ours(load: Callable[..., Decoder]) -> Decoder:
 
 def test_greedy_tokens_equal(ours: Decoder, prompts: list[list[int]]) -> None:
     hf = load_gguf_with_transformers(smollm2_gguf(), torch.float32).eval()
-    for number, prompt in enumerate(prompts):
-        with torch.no_grad():
-            tokens = hf.generate(
-                torch.tensor([prompt]), max_new_tokens=COUNT, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
-            logits = hf(tokens).logits[0]
-        wanted = tokens[0, len(prompt) :].tolist()
-        assert greedy(ours, prompt, COUNT, chunk=(1000, 5)[number % 2]) == wanted, PROMPTS[number]
-        torch.testing.assert_close(all_logits(ours, tokens[0].tolist()), logits, atol=2e-3, rtol=1e-3)
+    answers = greedy_together(ours, prompts, COUNT, [1000, 5] * (len(prompts) // 2))
+    for text, prompt, answer in zip(PROMPTS, prompts, answers, strict=True):
+        tokens = [*prompt, *answer]
+        with torch.inference_mode():
+            logits = hf(torch.tensor([tokens])).logits[0]
+        # What it puts first after each token is what its own greedy decoding would have taken.
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == answer, text
+        torch.testing.assert_close(all_logits(ours, tokens), logits, atol=2e-3, rtol=1e-3)
 
 
 def test_bfloat16_logprobs(ours: Decoder, prompts: list[list[int]], load: Callable[..., Decoder]) -> None:
     """Teacher-forced logprobs of the taken tokens: mean difference from float32 below 0.05."""
     rounded, differences = load(smollm2_gguf(), torch.bfloat16), []
-    for prompt in prompts[2:4]:
-        tokens = prompt + greedy(ours, prompt, 24)
+    for prompt, answer in zip(prompts[2:4], greedy_together(ours, prompts[2:4], 24, [1000, 1000]), strict=True):
+        tokens = prompt + answer
         exact, near = (all_logits(model, tokens)[:-1].log_softmax(-1) for model in (ours, rounded))
         places = torch.arange(len(prompt) - 1, len(tokens) - 1)
         taken = torch.tensor(tokens)[places + 1]

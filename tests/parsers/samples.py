@@ -290,6 +290,26 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(f'So <|tool_call>call:weather{{city:<|"|>{QUOTES["city"]}<|"|>,days:5}}<tool_call|>'
                "<|tool_call>call:now{}<tool_call|>", _TWO, "So"),
     ],
+    "gigachat3": [
+        Sample(f'<|function_call|>{{"name": "add", "arguments": {json.dumps(NESTED)}}}', [("add", NESTED)]),
+        Sample(f'So\n\nfunction call<|role_sep|>\n{{"name": "weather", "arguments": {json.dumps(QUOTES)}}}',
+               _TWO[:1], "So"),
+        Sample("A function call<|role_sep|> none", (), "A function call<|role_sep|> none"),
+    ],
+    "cohere_command3": [
+        Sample(f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "add", "parameters": {json.dumps(NESTED)}}}'
+               "\n]<|END_ACTION|>", [("add", NESTED)]),
+        Sample(f'So<|START_ACTION|>[{{"tool_call_id": "0", "tool_name": "weather", "parameters": {json.dumps(QUOTES)}}}'
+               ', {"tool_call_id": "1", "tool_name": "now"}]<|END_ACTION|>', _TWO, "So"),
+        Sample('<|START_ACTION|>\n{"tool_name": "now", "parameters": {}}\n<|END_ACTION|>', [("now", {})]),
+        Sample("<|START_ACTION|> is a mark", (), "<|START_ACTION|> is a mark"),
+    ],
+    "apertus": [
+        Sample(f'<|tools_prefix|>[{{"add": {json.dumps(NESTED)}}}]<|tools_suffix|>', [("add", NESTED)]),
+        Sample(f'So <|tools_prefix|>[{{"weather": {json.dumps(QUOTES)}}}, {{"now": {{}}}}]<|tools_suffix|>', _TWO,
+               "So"),
+        Sample('<|tools_prefix|>[{"now": 5}]', (), '<|tools_prefix|>[{"now": 5}]'),
+    ],
     "qwen3_coder": [
         *_elements(*_QWEN, "<tool_call>", "</tool_call>"),
         *_elements(*_QWEN, "", "")[:3],

@@ -42,6 +42,13 @@ SAMPLES: dict[str, list[tuple[str, str, str]]] = {
         ("<think>abc</think>\ndef", "abc", "\ndef"),
         ("<think>abc</think>\n<answ", "abc", "\n<answ"),
     ],
+    "cohere_command3": [
+        ("<|START_THINKING|>abc<|END_THINKING|><|START_RESPONSE|>def<|END_RESPONSE|>", "abc", "def"),
+        ("<|START_RESPONSE|>def<|END_RESPONSE|>", "", "def"),
+        ("<|START_THINKING|>abc<|END_THINKING|><|START_ACTION|>[", "abc", "<|START_ACTION|>["),
+    ],
+    "cohere_command4": [("<|START_THINKING|>abc<|END_THINKING|><|START_TEXT|>def<|END_TEXT|>", "abc", "def")],
+    "apertus": [("<|inner_prefix|>abc<|inner_suffix|>def", "abc", "def"), ("def", "", "def")],
     "ernie45": [("abc</think>\n\n\n<response>\ndef\n</response>\n", "abc", "def\n")],
     "minimax_m2_append_think": [("abc</think>def", "", "<think>abc</think>def")],
     "identity": [("<think>abc</think>def", "", "<think>abc</think>def")],

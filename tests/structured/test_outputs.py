@@ -183,6 +183,22 @@ def test_everything_is_free_before_the_end_of_the_reasoning(start: Start, tokeni
         assert answer in ("yes", "no")
 
 
+@pytest.mark.parametrize("begin", ["!", "yesterday!", "no!", "?!"])
+def test_answers_keep_to_their_form_unless_they_begin_as_reasoning(start: Start, tokenizer, begin: str) -> None:
+    runner = start()
+    ids, mark = tuple(tokenizer.encode(begin, False)), tuple(tokenizer.encode(">", False))
+    asked = StructuredOutputs(choice=("yes", "no"), begin_ids=(ids,), after_ids=mark)
+    plain = [add(i, asked, logit_bias={mark[0]: 4.0, END: 9.0}) for i in range(6)]
+    likely = {END: 9.0, **dict.fromkeys(ids, 20.0), mark[0]: 25.0}
+    thoughtful = [add(i, asked, logit_bias=likely) for i in range(6, 12)]
+    for text in map(runner.text, runner.run([*plain, *thoughtful])):
+        if text.startswith(begin):
+            text = text.partition(">")[2]
+        assert text in ("yes", "no")
+    shown = [runner.text(out) for out in runner.run([add(20, asked, output=[*ids], logit_bias={mark[0]: 25.0})])]
+    assert shown[0].partition(">")[2] in ("yes", "no")
+
+
 def test_what_contradicts_the_form_ends_the_request_alone(start: Start, tokenizer) -> None:
     runner = start()
     adds = [

@@ -144,6 +144,58 @@ def test_what_is_wrong_is_said(make: Make, asked: StructuredOutputs, says: str) 
     assert not grammars._pending
 
 
+REF = {"$ref": "#/$defs/A"}
+LOOPS = {
+    "itself": {"$ref": "#"},
+    "two": {**REF, "$defs": {"A": {"$ref": "#/$defs/B"}, "B": {"allOf": [REF]}}},
+    "inside": {"type": "object", "properties": {"a": REF}, "required": ["a"], "$defs": {"A": REF}},
+    "optional": {"type": "object", "properties": {"a": REF}, "$defs": {"A": {"anyOf": [{"$ref": "#/%24defs/A"}]}}},
+    "list": {"items": {"$ref": "#/$defs/a~1b/0"}, "$defs": {"a/b": [{"$ref": "#/$defs/a~1b/0"}]}},
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_references_that_lead_to_themselves_are_refused(make: Make, name: str) -> None:
+    """And not found out in the middle of an output."""
+    grammars = make()
+    tags = {"structures": [{"begin": "<a>", "schema": LOOPS[name], "end": "</a>"}], "triggers": ["<"]}
+    for asked in (StructuredOutputs(json=LOOPS[name]), StructuredOutputs(structural_tag=tags)):
+        with pytest.raises(RequestError, match="leads to itself") as caught:
+            grammars.prepare(asked).result(5)
+        assert caught.value.param == "structured_outputs"
+
+
+def test_recursive_values_are_no_loop(make: Make) -> None:
+    node = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]}}}
+    named = {"properties": {"$ref": {"enum": [{"$ref": "#"}]}}}
+    for schema in ({"$ref": "#/$defs/N", "$defs": {"N": node}}, named):
+        make().prepare(StructuredOutputs(json=schema)).result(5)
+
+
+def test_forms_of_no_output_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever library compiled them: before the request is admitted."""
+
+    class Nothing:
+        complete = False
+
+        def matcher(self) -> "Nothing":
+            return self
+
+        def fill(self, bits: np.ndarray) -> None:
+            bits.fill(0)
+
+    class Library:
+        def compile(self, asked: StructuredOutputs) -> Nothing:
+            return Nothing()
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(store, "build_backend", lambda name, vocabulary: Library())
+    with pytest.raises(RequestError, match="cannot be used: no token of this model can follow"):
+        make().prepare(word("a")).result(5)
+
+
 def test_a_crowd_is_turned_away(make: Make, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MOST_PENDING", 3)
     gate = threading.Event()

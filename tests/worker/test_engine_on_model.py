@@ -12,7 +12,7 @@ from rayllm.engine.engine import Engine
 from rayllm.kv.layout import group_layers
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import RequestOutput
-from rayllm.messages.sampling import SamplingParams
+from rayllm.messages.sampling import SamplingParams, Thinking
 from tests.models import VOCAB, make_tiny
 
 pytestmark = pytest.mark.slow  # the engine's properties are held by tests/engine too, over a fake model
@@ -22,7 +22,8 @@ KINDS = {
     "filtered": {"temperature": 1.2, "seed": 6, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
     "penalised": {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.4},
     "constrained": {"temperature": 0.7, "seed": 7, "logit_bias": {3: 4.0}, "bad_words_ids": ((9,), (3, 4)),
-                    "min_tokens": 5},
+                    "min_tokens": 5, "thinking": Thinking(budget=4, inside=True, begin_ids=((6,),), mark_ids=(5,),
+                                                          end_ids=(8, 5))},
 }  # fmt: skip
 PIECES = {"max_num_batched_tokens": 16, "max_partial_prefills": 3, "max_long_partial_prefills": 2,
           "long_prefill_tokens": 20}  # fmt: skip
@@ -142,6 +143,12 @@ def test_same_tokens_in_any_company(
         assert stats.prefix_hits > 0
         assert runner.run(make_adds()) == alone[model], "with a warm cache"
     runner.close()
+
+
+def test_reasoning_ends_with_its_budget(alone: dict[str, list[list[int]]]) -> None:
+    limited = [t for add, t in zip(make_adds(), alone["llama"], strict=True) if add.sampling.thinking is not None]
+    assert any(tokens[4:6] == [8, 5] for tokens in limited)
+    assert all(5 in tokens[:6] for tokens in limited)
 
 
 def test_choices_and_seeds_differ(facts: dict[str, ModelFacts], alone: dict[str, list[list[int]]]) -> None:

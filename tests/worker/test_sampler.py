@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from rayllm.messages.sampling import SamplingParams
+from rayllm.messages.sampling import SamplingParams, Thinking
 from rayllm.messages.worker import StartRow, StepPlan
 from rayllm.worker.batch import Batch
 from rayllm.worker.noise import noise_keys, stream_key
 from rayllm.worker.sampler import Sampled, Sampler
+from rayllm.worker.thinking import ThinkingLimit
 from rayllm_kernels.native.library import Machine, library
 from rayllm_kernels.sampling import REFERENCE, SamplingOps
 
@@ -183,6 +184,24 @@ def test_logprobs_are_those_of_the_model(ops: SamplingOps) -> None:
     assert len(whole.top_ids) == VOCAB
 
 
+def test_logprobs_of_tokens_that_are_asked_for(ops: SamplingOps) -> None:
+    logits_RV = torch.stack([logits(2), logits(3), logits(4)])
+    asked = greedy([1], logit_bias={9: 100.0}, logprobs=0, logprob_token_ids=(3, 9, 7))
+    rows = [greedy([1], logprobs=2), asked, greedy([1], logprob_token_ids=(4,), logprobs=0)]
+    plain, entry, last = (sample(logits_RV, rows, ops).logprobs[i] for i in range(3))
+    wanted = torch.log_softmax(logits_RV, 1)
+    assert entry.token_id == 9
+    assert entry.top_ids == sorted((3, 9, 7), key=lambda id_: -wanted[1, id_])
+    assert entry.top_logprobs == pytest.approx([float(wanted[1, id_]) for id_ in entry.top_ids], rel=1e-5)
+    assert entry.top_ranks == [int((wanted[1] > wanted[1, id_]).sum()) + 1 for id_ in entry.top_ids]
+    assert (len(plain.top_ids), plain.top_ranks, last.top_ids) == (2, [], [4])
+    processed = Sampler({}, ops, "processed_logprobs").sample(
+        logits_RV.clone(), batch_of(rows).sample_ask(np.arange(3))
+    )
+    assert processed.logprobs[1].top_ids[0] == 9
+    assert processed.logprobs[1].top_logprobs[0] == pytest.approx(0.0)
+
+
 @pytest.mark.option("logprobs-mode")
 def test_the_four_modes_report_four_values(ops: SamplingOps) -> None:
     """Temperature one half, a bias, a penalty and two filters; each value against a plain computation."""
@@ -265,3 +284,50 @@ def test_constraints_that_leave_nothing_fail_the_row_alone(temperature: float, o
     sampled = sample(torch.stack([logits(0), logits(1)]), [row, greedy([1])], ops)
     assert list(sampled.failed) == [0]
     assert sampled.token_ids[1] == int(logits(1).argmax())
+
+
+def thought(prompt: list[int], limit: Thinking, total: int, ops: SamplingOps, **more: object) -> list[int]:
+    """The output of a row whose likeliest token is always 7, begun anew for each token, as after a preemption."""
+    output: list[int] = []
+    likes_7 = torch.zeros(1, VOCAB)
+    likes_7[0, 7] = 5.0
+    for _ in range(total):
+        output += sample(likes_7, [greedy(prompt, output, thinking=limit, **more)], ops).token_ids
+    return output
+
+
+@pytest.mark.parametrize(
+    ("limit", "output"),
+    [
+        (Thinking(budget=3, inside=True, begin_ids=((1,),), mark_ids=(2,), end_ids=(2,)), [7, 7, 7, 2, 7, 7, 7]),
+        (Thinking(budget=0, inside=True, begin_ids=((1,),), mark_ids=(2,), end_ids=(5, 6, 2)), [5, 6, 2, 7, 7, 7, 7]),
+        (Thinking(budget=1, begin_ids=((1,),), mark_ids=(2,), end_ids=(2,)), [7] * 7),
+        (Thinking(budget=2, begin_ids=((7, 7),), mark_ids=(2, 3), end_ids=(2, 3)), [7, 7, 7, 7, 2, 3, 7]),
+    ],
+)
+def test_reasoning_ends_with_its_budget(limit: Thinking, output: list[int], ops: SamplingOps) -> None:
+    assert thought([9], limit, 7, ops) == output
+    constrained = {"bad_words_ids": ((2,), (6,)), "allowed_token_ids": (7,), "logit_bias": {2: -100.0}}
+    assert thought([9], limit, 7, ops, **constrained) == output, "the end of reasoning comes whatever else is asked for"
+
+
+def test_a_form_that_holds_already_is_kept(ops: SamplingOps) -> None:
+    class Only7:
+        must_end = False
+
+        def fill(self, output: object, bits: np.ndarray) -> None:
+            bits.fill(0)
+            bits[0] = 1 << 7
+
+    batch = batch_of([greedy([9], thinking=Thinking(budget=0, inside=True, begin_ids=(), mark_ids=(2,), end_ids=(2,)))])
+    batch.state(0).grammar = Only7()  # type: ignore[assignment]
+    sampled = Sampler({}, ops).sample(torch.zeros(1, VOCAB), batch.sample_ask(np.arange(1)))
+    assert (sampled.token_ids, sampled.failed) == ([7], {})
+
+
+def test_reasoning_may_end_by_itself_and_begin_again(ops: SamplingOps) -> None:
+    limit = Thinking(budget=3, inside=True, begin_ids=((1,),), mark_ids=(2,), end_ids=(2,))
+    follow = ThinkingLimit(limit)
+    output = np.array([7, 7, 2, 8, 8, 1, 7], np.int32)
+    assert [follow.forced(output[:n]) for n in range(8)] == [None] * 7 + [2], "all reasoning counts together"
+    assert ThinkingLimit(limit).forced(output) == 2

@@ -1,6 +1,7 @@
 """Options of workers and sampling, seen on a tiny model through the engine."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -286,3 +287,21 @@ def test_a_worker_of_the_users_own(start: Callable[..., Runner], logged: pytest.
                        ("--worker-extension-cls", "no.such.Thing"), ("--worker-extension-cls", f"{__name__}.Clash")):  # fmt: skip  # noqa: E501
         with pytest.raises(ConfigError, match=flag):
             start(flag, path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("--kv-cache-memory-bytes", "100000000g"), "--kv-cache-memory-bytes"),
+        (("--num-gpu-blocks-override", "100000000000000"), "--num-gpu-blocks-override"),
+    ],
+)
+def test_a_cache_larger_than_the_memory_is_refused(facts: ModelFacts, arguments: tuple[str, ...], option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option}: .* cannot be had"):
+        Engine.build(config_of("--dtype", "float32", *arguments, facts=facts))
+
+
+def test_more_requests_than_the_memory_holds_are_refused(facts: ModelFacts) -> None:
+    config = replace(config_of("--dtype", "float32", facts=facts), max_num_seqs=2**40)
+    with pytest.raises(ConfigError, match="--max-num-seqs: there is no room"):
+        Engine.build(config)

@@ -18,6 +18,7 @@ FRONTEND = (
         name="lora-modules",
         kind=Kind.LIST,
         state=State.PLANNED,
+        objects=True,
         cure="merge the adapter into the weights",
         help="LoRA adapters to serve, as name=path or as JSON objects of name, path and base_model_name.",
     ),
@@ -86,8 +87,8 @@ FRONTEND = (
     Option(
         name="tool-server",
         kind=Kind.STR,
-        state=State.PLANNED,
-        help="Tool servers as host:port, parted by commas, or demo for the built-in ones.",
+        help="MCP servers as host:port, parted by commas, whose tools /v1/responses may call (needs the package mcp), "
+        "or demo for built-in tools: a calculator and a clock.",
     ),
     Option(
         name="log-config-file",

@@ -1,14 +1,29 @@
 """Options of the model, its tokenizer and its generation defaults."""
 
+import os
+from typing import Any
+
 from rayllm.config.option import Kind, Option, State
 
 DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
+
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+
+
+def _place(value: Any) -> str | None:
+    """Why a text cannot be a path, which looking for it would answer with an error."""
+    path = os.fsencode(value)
+    if len(path) <= LONGEST_PATH and all(len(name) <= LONGEST_NAME for name in path.split(b"/")):
+        return None
+    return f"{value[:40]!r}... is longer than a path can be"
+
 
 MODEL = (
     Option(
         name="model",
         kind=Kind.STR,
         default="Qwen/Qwen3-0.6B",
+        check=_place,
         help="Folder of a Hugging Face model, a GGUF file, or a name on the hub. May stand first, without the option.",
     ),
     Option(
@@ -34,6 +49,7 @@ MODEL = (
     Option(
         name="tokenizer",
         kind=Kind.STR,
+        check=_place,
         help="Folder of the tokenizer, a GGUF file, or a name on the hub. Unset: the value of --model.",
     ),
     Option(
@@ -72,6 +88,7 @@ MODEL = (
     Option(
         name="hf-config-path",
         kind=Kind.STR,
+        check=_place,
         help="Folder of the model's config.json, or a name on the hub, if it is not that of the model.",
     ),
     Option(
@@ -173,9 +190,10 @@ MODEL = (
     Option(
         name="enable-prompt-embeds",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Accept embeddings in place of prompts.",
+        help="Take embeddings in place of prompts: prompt_embeds of /v1/completions holds a tensor (tokens, width of "
+        "the model), or a list of such, as torch.save writes it, in base64. A row is what the model's input embeddings "
+        "give for a token in transformers. Cached prefixes are shared by prompts of the very same embeddings alone.",
     ),
     Option(
         name="served-model-name",

@@ -14,6 +14,7 @@ SCHEDULER = (
         name="max-num-seqs",
         kind=Kind.INT,
         minimum=1,
+        maximum=2**20,
         help="Requests that run at once. Unset: 256, or what --performance-mode says.",
     ),
     Option(

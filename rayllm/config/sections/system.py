@@ -85,7 +85,13 @@ SYSTEM = (
         keyed=True,
         help="Attention; but for backend, which is --attention-backend, of GPU kernels.",
     ),
-    Option(name="reasoning-config", kind=Kind.JSON, state=State.PLANNED, help="Marks of reasoning, for its budget."),
+    Option(
+        name="reasoning-config",
+        kind=Kind.JSON,
+        help="Reasoning. reasoning_parser is --reasoning-parser. Without one, reasoning_start_str and "
+        "reasoning_end_str are the marks that it stands between. With one, reasoning_end_str is what ends reasoning "
+        "that has spent its thinking_token_budget: it may say more than the mark that it ends with.",
+    ),
     Option(
         name="kernel-config",
         kind=Kind.JSON,
