@@ -1,7 +1,7 @@
 """Two hundred mixed requests through HTTP on a KV pool that is far too small for them all.
 
 Lengths from 1 to 3,000 tokens, streamed and not, some abandoned, some sent twice, some with several choices: every
-one that finishes equals its lone run, and afterwards nothing is held, lost or leaked.
+one that finishes equals its lone run, and afterwards nothing is held, lost or leaked. Then come mutated requests.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.fuzz import fuzz, make_requests
 from tests.launch import Served, served
 from tests.models import tiny_chat
 
@@ -163,6 +164,21 @@ def test_memory_is_flat(server: Served) -> None:
         wait_idle(server)
         sizes.append(server.memory())
     assert sizes[-1] - sizes[1] < 30e6, [size >> 20 for size in sizes]
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.long)])
+def test_mutated_requests_break_nothing(server: Served, count: int) -> None:
+    seed = count
+    print(f"python -m tests.fuzz URL --seed {seed} --requests {count}")
+    out = asyncio.run(fuzz(server.url, make_requests(seed, count)))
+    assert not out.faults, "\n".join(out.faults[:10])
+    assert out.left > count / 100
+    assert out.statuses[200] > count / 8
+    assert out.statuses[400] > count / 5
+    wait_idle(server)
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+    plain = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 2}, timeout=60)
+    assert plain.json()["usage"]["completion_tokens"] == 2
 
 
 def test_the_log_shows_no_fault(server: Served) -> None:

@@ -15,7 +15,7 @@ def page_of(items: Sequence[Json], query: Mapping[str, str], order: str) -> Json
         RequestError: names the parameter.
     """
     limit, order = query.get("limit", "20"), query.get("order", order)
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= 100:
+    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= 100:
         raise RequestError("limit must be from 1 to 100", "limit")
     if order not in ("asc", "desc"):
         raise RequestError("order must be 'asc' or 'desc'", "order")

@@ -1,5 +1,6 @@
 """Regular expressions, and what can be written as one, by the library outlines_core, compiled in a workshop."""
 
+import json
 import re
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import outlines_core
 
 from rayllm.messages.structured import StructuredOutputs
 from rayllm.structured.grammar import Bits, GrammarError, Vocabulary
+from rayllm.structured.schemas import check_kept
 from rayllm.structured.workshop import Spelling, Workshop
 
 
@@ -86,6 +88,7 @@ def _expression(asked: StructuredOutputs) -> str:
             return "|".join(f"({re.escape(choice)})" for choice in asked.choice or ())
         case "json" | "json_object":
             spaces = "" if asked.disable_any_whitespace else asked.whitespace_pattern
+            check_kept(json.loads(asked.text()), "outlines")
             expression: str = outlines_core.json_schema.build_regex_from_schema(asked.text(), spaces)
             return expression
     raise GrammarError("outlines takes JSON, regular expressions and choices only; use another backend")

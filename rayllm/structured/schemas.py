@@ -11,6 +11,10 @@ from rayllm.structured.grammar import GrammarError
 _HOLD_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keys whose value maps names to schemas."""
 _HOLD_VALUES = ("enum", "const", "default", "examples")
+_DROPPED = frozenset(
+    {"not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "dependentRequired",
+     "dependentSchemas", "$dynamicRef"}
+)  # fmt: skip
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 """Keys whose schemas hold for the same value as the one that has the key."""
 
@@ -42,6 +46,26 @@ def closed(schema: Any) -> Any:
     if "properties" in out and "additionalProperties" not in out:
         out["additionalProperties"] = False
     return out
+
+
+def check_kept(schema: Any, library: str) -> None:
+    """Refuse what a library that looks at some keywords only would pass over. The schema's depth must be bounded.
+
+    Raises:
+        GrammarError: names a keyword.
+    """
+    if isinstance(schema, list):
+        for part in schema:
+            check_kept(part, library)
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        if key in _DROPPED and value is not False:
+            raise GrammarError(f"{library} does not keep to {key!r} of JSON schemas; leave it out")
+        if key in _HOLD_SCHEMAS and isinstance(value, dict):
+            check_kept(list(value.values()), library)
+        elif key not in _HOLD_VALUES:
+            check_kept(value, library)
 
 
 def refuse_loops(schema: Any) -> None:

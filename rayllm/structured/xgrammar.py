@@ -11,7 +11,7 @@ import xgrammar
 
 from rayllm.messages.structured import StructuredOutputs
 from rayllm.structured.grammar import Bits, GrammarError, Vocabulary
-from rayllm.structured.schemas import tags_of
+from rayllm.structured.schemas import check_kept, tags_of
 from rayllm.structured.workshop import Spelling, Workshop
 
 LONGEST_MASK_S = 0.1
@@ -99,6 +99,7 @@ class Maker:
         if asked.whitespace_pattern is not None:
             raise GrammarError("xgrammar knows no whitespace_pattern; use disable_any_whitespace, or another backend")
         if form in ("json", "json_object"):
+            check_kept(json.loads(text), "xgrammar")
             return compiler.compile_json_schema(
                 text, any_whitespace=not asked.disable_any_whitespace,
                 separators=(",", ":") if asked.disable_any_whitespace else None,
@@ -143,6 +144,8 @@ def _tag_format(value: dict[str, Any]) -> dict[str, Any]:
     if "format" in value:
         return {"type": "structural_tag", "format": value["format"]}
     tags = tags_of(value)
+    for tag in tags:
+        check_kept(tag.schema, "xgrammar")
     return {
         "type": "structural_tag",
         "format": {

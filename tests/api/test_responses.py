@@ -14,8 +14,9 @@ from rayllm.api.responses_store import Kept, ResponseNotFound, ResponseStore
 from rayllm.api.responses_writer import ResponseWriter
 from rayllm.errors import Overloaded
 
+from . import conftest
 from .chunks import begun, chunks
-from .conftest import MODEL, Harness, strict_json
+from .conftest import MODEL, Harness, ok, strict_json
 
 ECHOED = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}}
@@ -402,3 +403,14 @@ class TestStore:
         with pytest.raises(Overloaded):
             store.check_room()
         task.cancel()
+
+
+@pytest.mark.parametrize("query", ["stream=yes", "stream=true&starting_after=-2"])
+async def test_a_stored_response_is_asked_for_by_true_parameters(api, query):
+    stored = ok(await api.post("/v1/responses", input="hi", background=True))
+    conftest.refused(await api.request("GET", f"/v1/responses/{stored['id']}?{query}"))
+
+
+async def test_a_page_of_items_has_a_limit(api):
+    stored = ok(await api.post("/v1/responses", input="hi"))
+    conftest.refused(await api.request("GET", f"/v1/responses/{stored['id']}/input_items?limit=0000000011111"))

@@ -69,7 +69,8 @@ def test_tags(start: Start) -> None:
 
 
 def test_what_is_wrong_is_said(grammars: Grammars) -> None:
-    for wrong in (StructuredOutputs(regex="("), StructuredOutputs(json={"$ref": "#/nowhere"})):
+    schemas = ({"$ref": "#/nowhere"}, {"not": {"type": "string"}})
+    for wrong in (StructuredOutputs(regex="("), *(StructuredOutputs(json=schema) for schema in schemas)):
         with pytest.raises(RequestError, match=f"structured_outputs: this {wrong.form} cannot be used: ."):
             grammars.prepare(wrong).result(5)
 
