@@ -246,7 +246,7 @@ async def test_what_clients_probe(api):
         ("POST", "/v1/embeddings"), ("GET", "/v1/models/other"),
     ):  # fmt: skip
         refused(await api.request(method, path, json={}), 404)
-    refused(await api.request("GET", CHAT), 405)
+    refused(await api.request("PUT", CHAT), 405)
 
 
 async def test_the_api_is_described(api):

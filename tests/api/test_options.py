@@ -157,7 +157,7 @@ async def test_no_docs():
 @pytest.mark.option("enable-offline-docs")
 @pytest.mark.parametrize("root", ["", "/llm"])
 async def test_offline_docs(root):
-    api = served_by("--enable-offline-docs", "--root-path", root)
+    api = served_by("--enable-offline-docs", *(("--root-path", root) if root else ()))
     for path in ("/docs", "/redoc"):
         page = (await api.request("GET", root + path)).text
         urls = re.findall(r"""(?:src|href|url|spec-url)\s*[=:]\s*["']([^"']+)""", page)
