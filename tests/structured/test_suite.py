@@ -120,7 +120,8 @@ def test_a_schema_of_each_keyword_gives_instances(llm: LLM) -> None:
 def test_the_suites_schemas_give_instances(llm: LLM, suite: list[dict]) -> None:
     taken = taken_of(llm, suite)
     assert len(taken) > 150
-    assert check(llm, taken) > len(taken)
+    # Of schemas that take anything, most outputs are not at an end yet.
+    assert check(llm, taken) > len(taken) / 2
 
 
 def test_a_property_may_be_named_as_a_keyword() -> None:
