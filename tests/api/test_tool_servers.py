@@ -70,6 +70,8 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
         ran = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=ran.run, kwargs={"sockets": [listener]})
         thread.start()
+        while not ran.started:
+            time.sleep(0.01)
         yield "{}:{}".format(*listener.getsockname())
         ran.should_exit = True
         thread.join()
