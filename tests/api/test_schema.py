@@ -24,6 +24,8 @@ from rayllm.api.describe import openapi_document
 from .conftest import MODEL, Harness
 from .test_odd_bodies import BODIES, SAY
 
+pytestmark = pytest.mark.slow
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

@@ -24,6 +24,8 @@ from rayllm.errors import ConfigError
 from .conftest import MODEL, Harness
 from .test_responses import client_of, finished, prompt_of
 
+pytestmark = pytest.mark.slow
+
 SAY = "<tool_call>%s</tool_call>"
 
 

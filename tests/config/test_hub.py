@@ -18,6 +18,8 @@ import pytest
 
 from rayllm.config.hub import is_hub_name
 
+pytestmark = pytest.mark.slow
+
 NAME = "someone/tiny"
 COMMITS = {"main": "a" * 40, "v2": "b" * 40}
 CONFIG = {

@@ -13,6 +13,8 @@ from tests.engine.conftest import Bench, make_add
 from tests.engine.options import FACTS, Stepper, config_of, resolved
 from tests.engine.test_engine import expected, random_prompts
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[..., Bench]
 LAYOUTS = {
     "mixed": group_layers([6, 6, None], 128),

@@ -15,6 +15,8 @@ from tests.models import make_tiny
 
 from .conftest import make_add, make_config
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [5, 9, 30, 31, 7, 60, 61, 62, 11, 4, 5]
 
 

@@ -12,6 +12,8 @@ from rayllm.model.decoder import Decoder
 from tests.model.runner import Runner, Sequence, all_logits, greedy
 from tests.models import TINY, VOCAB, make_tiny
 
+pytestmark = pytest.mark.slow
+
 Load = Callable[..., Decoder]
 
 

@@ -129,6 +129,8 @@ class Own(Starcoder2ForCausalLM):
 OWN_CONFIG = """
 from transformers import Starcoder2Config
 
+pytestmark = pytest.mark.slow
+
 
 class OwnConfig(Starcoder2Config):
     model_type = "own"

@@ -17,6 +17,8 @@ from rayllm.structured.workshop import MAKING_S, in_a_fork
 from tests.structured.conftest import END, Forms, add
 from tests.structured.test_outputs import CHOICES, GBNF, LARK, PATTERNS, SCHEMAS, holds, json_of
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., Forms]
 LIBRARIES = ("xgrammar", "outlines")
 NUMBER = {"type": "object", "properties": {"n": {"enum": [7, 42]}}, "required": ["n"], "additionalProperties": False}

@@ -20,6 +20,8 @@ from tests.models import make_tiny
 
 from .test_engine_on_model import Runner, make_adds
 
+pytestmark = pytest.mark.slow
+
 Rows = Callable[[list[int]], bytes]
 MODELS = ("llama", "gemma3")
 
