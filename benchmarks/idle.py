@@ -108,7 +108,7 @@ def main(argv: list[str]) -> int:
         ours = percent({"rayllm": server.pid, **replicas(server.pid)}, args.seconds)
     finally:
         stop(server)
-    empty = subprocess.Popen([sys.executable, "-c", EMPTY], stdout=subprocess.PIPE)
+    empty = subprocess.Popen([sys.executable, "-c", EMPTY], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert empty.stdout is not None
         if b"ready" not in empty.stdout.readline():
