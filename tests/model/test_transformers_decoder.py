@@ -26,6 +26,8 @@ from tests.model.gguf_writer import write_gguf
 from tests.model.runner import all_logits, greedy
 from tests.models import make_tiny
 
+pytestmark = pytest.mark.slow
+
 Tiny = Callable[[str], Path]
 PROMPT = [1, 7, 30, 4, 55, 8, 8, 90, 3, 12, 41]
 ONE_GROUP = ("--disable-hybrid-kv-cache-manager",)
@@ -128,8 +130,6 @@ class Own(Starcoder2ForCausalLM):
 """
 OWN_CONFIG = """
 from transformers import Starcoder2Config
-
-pytestmark = pytest.mark.slow
 
 
 class OwnConfig(Starcoder2Config):
