@@ -11,10 +11,12 @@ from rayllm.config.engine import EngineConfig
 from rayllm.errors import ConfigError
 from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.worker import StepPlan, StepResult
-from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
+from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder, can_divide
 from rayllm.model.decoder import Decoder
+from rayllm.model.families import spec_of
 from rayllm.model.loader import load_model, needs_of
 from rayllm.model.transformers_decoder import TransformersDecoder
+from rayllm.parallel.ranks import Ranks
 from rayllm.structured.grammar import Vocabulary
 from rayllm.structured.store import Grammars
 from rayllm.worker.batch import Batch, StepInputs
@@ -156,26 +158,29 @@ class Worker:
 Model = Decoder | CompiledDecoder | TransformersDecoder
 
 
-def build_model(config: EngineConfig, device: torch.device) -> Model:
-    """Load the model in the fastest form that this device has.
+def build_model(config: EngineConfig, device: torch.device, place: Ranks | None = None) -> Model:
+    """Load the model, or the share of it that belongs to `place`, in the fastest form that this device has.
 
     Raises:
         ModelError: its files cannot be used.
-        ConfigError: cascade attention needs kernels that cannot be had here.
+        ConfigError: cascade attention needs kernels that cannot be had here, or the model cannot be divided so.
     """
+    place = place or Ranks()
     norms = config.op_priority["rms_norm"]
     wanted = config.attention_backend != "torch" and norms[0] == "native"
     compiled = device.type == "cpu" and wanted and library() is not None
+    if config.model_impl != "transformers":
+        compiled = compiled and can_divide(spec_of(config.model), place.tensor.size)
     if config.cascade_attention and not compiled:
         raise ConfigError(
             "--no-disable-cascade-attn", "needs the compiled CPU kernels", "install g++, or leave the option out"
         )
     if config.model_impl == "transformers":
-        return _build_transformers(config, device, compiled)
+        return _build_transformers(config, device, place, compiled)
     log.info("model implementation: rayllm's own, for %s", config.model.architecture)
     first = {"rms_norm": norms, "add_rms_norm": norms}
     decoder = load_model(
-        config.model, DTYPES[config.dtype], device, weights=config.weights,
+        config.model, DTYPES[config.dtype], device, place, weights=config.weights,
         max_model_len=config.max_model_len, keeps=KEPT_KINDS if compiled else frozenset(),
         seed=config.seed, layout=config.kv_layout, kv_cache=config.kv_cache, first=first,
     )  # fmt: skip
@@ -191,7 +196,15 @@ def build_model(config: EngineConfig, device: torch.device) -> Model:
     return CompiledDecoder(decoder, thread_count(config), config.max_num_batched_tokens)
 
 
-def _build_transformers(config: EngineConfig, device: torch.device, compiled: bool) -> TransformersDecoder:
+def _build_transformers(
+    config: EngineConfig, device: torch.device, place: Ranks, compiled: bool
+) -> TransformersDecoder:
+    if not place.alone:
+        option = "--tensor-parallel-size" if place.tensor.size > 1 else "--pipeline-parallel-size"
+        raise ConfigError(
+            option, f"{config.model.architecture} runs by the code of transformers, which is not divided",
+            "leave it at 1, and use --data-parallel-size",
+        )  # fmt: skip
     from rayllm.model.transformers_loader import load_transformers  # loads transformers, which takes seconds
 
     model = load_transformers(config, DTYPES[config.dtype], device, thread_count(config), compiled)

@@ -28,6 +28,7 @@ from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model
 from rayllm.model.sharded_state import Share, save_sharded_state
 from rayllm.model.sharded_state import main as write_sharded_state
+from rayllm.parallel.ranks import Ranks
 from tests.model.gguf_writer import write_gguf
 from tests.model.runner import all_logits, greedy
 from tests.models import make_tiny
@@ -144,7 +145,7 @@ def test_sharded_state_of_two_ranks(folder: Path, tmp_path: Path) -> None:
     written = save_sharded_state(replace(engine, tensor_parallel_size=2), tmp_path)
     assert [file.name for file in written] == [f"model-rank-{rank}-part-0.safetensors" for rank in (0, 1)]
     for rank in (0, 1):
-        share, kind = Share(rank, 2), WeightsConfig(format="sharded_state")
+        share, kind = Ranks(Share(rank, 2)), WeightsConfig(format="sharded_state")
         loads = [
             load_model(read_model_facts(str(path)), torch.float32, torch.device("cpu"), share, weights)
             for path, weights in ((folder, None), (tmp_path, kind))
