@@ -64,7 +64,7 @@ class Engine:
         self._interval = StreamInterval(config.stream_interval)
         self._requests: dict[tuple[int, int], Request] = {}
         self._sent: deque[tuple[PlannedStep, Future[StepResult]]] = deque()
-        self._depth = 2 if config.async_scheduling else 1
+        self._depth = max(2 if config.async_scheduling else 1, config.parallel.stages)
         self._inbox = Inbox(config.max_num_seqs + config.max_waiting)
         self._pause = Paused()
         self._commands = Commands(
@@ -395,6 +395,7 @@ def limits_of(config: EngineConfig) -> Limits:
         long_prefill_tokens=config.long_prefill_tokens,
         reserve_whole=config.reserve_whole_prompt,
         layout=config.kv_layout,
+        stages=config.parallel.stages,
     )
 
 

@@ -92,10 +92,7 @@ class GgufTensor:
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
         """See `Stored`. A vector is stored as one row of values, so that `rows` are its values."""
-        if len(self.shape) == 1:
-            values = self._rows(slice(0, 1))[0][rows]
-        else:
-            values = self._rows(rows, columns)
+        values = self._rows(slice(0, 1))[0][rows] if len(self.shape) == 1 else self._rows(rows, columns)
         return in_halves(values, self._paired) if self._paired else values
 
     def read_stored(self, rows: slice, columns: slice | None = None) -> Tensor:

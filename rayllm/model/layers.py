@@ -27,7 +27,7 @@ class Stored(Protocol):
     """How its numbers are stored, such as `BF16` or `Q4_K`."""
 
     def read_stored(self, rows: slice, columns: slice | None = None) -> Tensor:
-        """Rows as they are stored, (rows, bytes) uint8, or whole blocks of them. Only for matrices of quantized kinds."""
+        """Rows as they are stored, (rows, bytes) uint8, or whole blocks of them. For matrices of quantized kinds."""
         ...
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:

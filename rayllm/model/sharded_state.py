@@ -48,8 +48,8 @@ def save_sharded_state(engine: EngineConfig, folder: Path) -> list[Path]:
     for file in source.iterdir():
         if file.is_file() and not matches(file.name, _WEIGHTS):
             shutil.copy(file, folder / file.name)
-    for rank in range(engine.tensor_parallel_size):
-        ranks = Ranks(Share(rank, engine.tensor_parallel_size))
+    for rank in range(engine.parallel.tensor):
+        ranks = Ranks(Share(rank, engine.parallel.tensor))
         model = load_model(
             engine.model, getattr(torch, engine.dtype), torch.device("cpu"), ranks, engine.weights,
             max_model_len=engine.max_model_len,

@@ -29,7 +29,9 @@ class Divided:
     def __init__(self, threads: Threads, path: Path, stages: int = 1, compiled: bool = False, **more: Any) -> None:
         self._threads = threads
         self.stages = [
-            threads.run(lambda rank, stage=stage: share(path, Ranks(threads.groups[rank], stage, stages), compiled, **more))
+            threads.run(
+                lambda rank, stage=stage: share(path, Ranks(threads.groups[rank], stage, stages), compiled, **more)
+            )
             for stage in range(stages)
         ]
         """Models, by stage and rank."""

@@ -1,22 +1,19 @@
 """A model divided among ranks and stages is the model: logits, tokens, and the same bits whatever else is in a step."""
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder, can_divide
+from rayllm.model.compiled import can_divide
 from rayllm.model.decoder import Decoder
-from rayllm.model.families import spec_of
-from rayllm.config.model_facts import read_model_facts
-from rayllm_kernels.native.library import library
-from tests.model.runner import Runner, Sequence, all_logits, greedy
-from tests.model.test_families import LENGTHS, tokens_of
-from tests.models import TINY, smollm2_gguf
-from tests.model.divided import Divided, divided, share
 from rayllm.parallel.ranks import Ranks
+from rayllm_kernels.native.library import library
+from tests.model.divided import divided, share
+from tests.model.runner import all_logits, greedy
+from tests.model.test_families import LENGTHS, tokens_of
+from tests.models import TINY
 
 Tiny = Callable[[str], Path]
 needs_kernels = pytest.mark.skipif(library() is None, reason="no C++ compiler here")

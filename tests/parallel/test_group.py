@@ -89,8 +89,8 @@ class Pretended:
 
 def test_ranks_that_cannot_divide(tmp_path: Path) -> None:
     facts = read_model_facts(str(make_tiny("llama_odd_heads", tmp_path)))
-    with pytest.raises(ConfigError, match="tensor-parallel-size: 2 ranks cannot divide 3 heads"):
-        load_model(facts, torch.float32, torch.device("cpu"), Ranks(Pretended(0, 2)))
+    with pytest.raises(ConfigError, match="tensor-parallel-size: 4 ranks cannot divide 3 query heads"):
+        load_model(facts, torch.float32, torch.device("cpu"), Ranks(Pretended(0, 4)))
 
 
 def test_shards_join_to_the_whole(tmp_path: Path) -> None:
