@@ -4,7 +4,7 @@ Activations are float32 between products; weights and cache keep their dtype. Wi
 quantized weights round them to two bytes, 32 entries to a scale, which keeps more than bfloat16 does. Tokens come out
 the same bits whatever else is in the step, because every sum in the kernels has a fixed order.
 
-Where ranks divide the layers, a program is carried out in stretches, between which the ranks add what each has.
+Where ranks divide the layers, a program is carried out in stretches, between which the ranks meet.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from rayllm.errors import ConfigError
 from rayllm.model.decoder import Decoder, DecoderLayer, of_all_ranks
 from rayllm.model.dequantize import dequantize
 from rayllm.model.layers import ColumnLinear, Embedded, Norm, Quantized, RowLinear, SplitNorm, VocabTable, own_tokens
-from rayllm.model.spec import Activation, CacheSpec, DecoderSpec
+from rayllm.model.spec import Activation, CacheSpec
 from rayllm_kernels import AttentionBatch
 from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, Packed, pair
 from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_bytes, fits
@@ -36,17 +36,11 @@ EMBEDDING = 1
 """Instructions of a program that fill the residual stream at first."""
 
 
-def can_divide(spec: DecoderSpec, size: int) -> bool:
-    """Whether so many ranks can be compiled decoders: not where norms of queries and keys are over the heads of all."""
-    return size == 1 or spec.qk_norm != "all"
-
-
 class CompiledDecoder:
     """Stands in for a `Decoder`, whose weights it takes over: they are packed, and the decoder is empty afterwards."""
 
     def __init__(self, decoder: Decoder, threads: int, max_tokens: int) -> None:
         """`max_tokens` is the most in a step."""
-        assert can_divide(decoder.spec, decoder.place.group.size)
         self.spec, self.ranks = decoder.spec, decoder.ranks
         self._group, self._numbers = decoder.place.group, decoder.numbers
         self._ropes, self._cache_specs = decoder.ropes, decoder.cache_specs()
@@ -65,11 +59,11 @@ class CompiledDecoder:
         self._norm_weight = _norm_weight(decoder.norm)
         self._layers = [_Layer(layer, decoder.spec.activation, packer) for layer in decoder.layers]
         attention = decoder.layers[0].attention
-        self._heads, self._kv_heads = attention.heads, attention.kv_heads
+        self._heads, self._kv_heads, self._owns_keys = attention.heads, attention.kv_heads, attention.owns_keys
         self._inner = decoder.layers[0].mlp.down.columns.rows
         self._program: Program | None = None
-        self._sums: list[int] = []
-        """Instructions of its program before which the ranks add what is in BRANCH."""
+        self._meetings: list[tuple[int, Callable[[int], None]]] = []
+        """Instructions of its program before which the ranks meet, and what they do then with so many tokens."""
         self._stores: list[tuple[int, int]] = []
         """For each layer, the instructions of its program that come to its keys and values and store them."""
         self._caches: object = None
@@ -144,15 +138,35 @@ class CompiledDecoder:
         return run(begin=begin)
 
     def _run_divided(self, run: Callable[..., Tensor], tokens: int, begin: int = 0, end: int | None = None) -> Tensor:
-        """Run a program's instructions, and add up the ranks' shares of each branch when it is done."""
-        assert self._program is not None
-        branch_TD = self._program.buffer(BRANCH)[:tokens]
-        for at in self._sums:
+        """Run a program's instructions, and meet with the other ranks between them."""
+        for at, meet in self._meetings:
             if begin < at and (end is None or at <= end):
                 run(begin=begin, end=at)
-                branch_TD.copy_(self._group.all_reduce(branch_TD))
+                meet(tokens)
                 begin = at
         return run(begin=begin, end=end)
+
+    def _add_branches(self, tokens: int) -> None:
+        """Add up what each rank's share of attention or MLP gave."""
+        assert self._program is not None
+        branch_TD = self._program.buffer(BRANCH)[:tokens]
+        branch_TD.copy_(self._group.all_reduce(branch_TD))
+
+    def _norm_heads(self, layer: "_Layer", tokens: int) -> None:
+        """Norm queries, and keys, over the heads of all ranks."""
+        assert self._program is not None
+        assert layer.q_norm is not None
+        assert layer.k_norm is not None
+        spec, group = self.spec, self._group
+        sizes = [len(layer.q_norm), len(layer.k_norm)]
+        parts = self._program.buffer(QKV)[:tokens, : sum(sizes)].split(sizes, dim=1)
+        squares_T2 = torch.stack([part.square().sum(dim=1) for part in parts], dim=1)
+        squares_T2[:, 1] *= self._owns_keys  # heads that ranks share are counted once
+        total_T2 = group.all_reduce(squares_T2)
+        counts_2 = torch.tensor([spec.num_heads, spec.num_kv_heads]) * spec.head_size
+        scale_T2 = torch.rsqrt(total_T2 / counts_2 + spec.norm_eps)
+        for part, weight, scale_T in zip(parts, (layer.q_norm, layer.k_norm), scale_T2.unbind(1), strict=True):
+            part.mul_(scale_T.unsqueeze(1)).mul_(weight)
 
     def kv_scales(self) -> list[tuple[float, float]]:
         """By what each layer divides keys and values, if its cache has scales of a layer."""
@@ -218,7 +232,7 @@ class CompiledDecoder:
         if self.ranks.first:
             assert self._embed is not None
             program.embed(RESIDUAL, self._embed.rows, self._embedding_scale)
-        self._sums, self._stores = [], []
+        self._meetings, self._stores = [], []
         first = True
         for index, layer, cache in zip(self._numbers, self._layers, caches, strict=True):
             self._branch_in(program, layer.input_norm, first)
@@ -249,7 +263,7 @@ class CompiledDecoder:
             program.add(BRANCH, RESIDUAL, scale)
 
     def _branch_out(self, program: Program, norm: Tensor | None) -> None:
-        self._sums.append(len(program))
+        self._meetings.append((len(program), self._add_branches))
         if norm is not None:
             program.norm(BRANCH, BRANCH, norm, self.spec.norm_eps)
 
@@ -267,7 +281,9 @@ class CompiledDecoder:
                 program.project(source, QKV, matrix, bias, heads, cache, offset)
         else:
             layer.qkv.emit(program, source, QKV)
-            if spec.qk_norm == "all" and layer.q_norm is not None and layer.k_norm is not None:
+            if spec.qk_norm == "all" and self._group.size > 1:
+                self._meetings.append((len(program), partial(self._norm_heads, layer)))
+            elif spec.qk_norm == "all" and layer.q_norm is not None and layer.k_norm is not None:
                 program.norm(QKV, QKV, layer.q_norm, spec.norm_eps)
                 program.norm(QKV, QKV, layer.k_norm, spec.norm_eps, offset=query)
             program.rotate_and_store(QKV, heads, cache)

@@ -108,6 +108,7 @@ class Decoder(nn.Module):
         return x_TD if self.ranks.last else x_TD.float()
 
     def _embed(self, token_ids_T: Tensor, embedded: Embedded | None) -> Tensor:
+        assert self.embed is not None, "of the first stage"
         x_TD = self.embed.embed(token_ids_T)
         if embedded is not None and not self.spec.embedded_scaled:
             x_TD[embedded.at_N] = embedded.rows_ND.to(x_TD)
@@ -119,6 +120,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, (R, V) float32, with the model's own scale and cap."""
+        assert self.head is not None, "of the last stage"
         logits_RV = self.head.project(hidden_RD).float()
         if self.spec.logits_scale != 1.0:
             logits_RV = logits_RV / self.spec.logits_scale
@@ -212,6 +214,7 @@ class Attention(nn.Module):
         self.head_size, width = spec.head_size, spec.num_heads * spec.head_size
         queries, keys = split_heads(spec.num_heads, spec.num_kv_heads, spec.head_size, place.group)
         self.heads, self.kv_heads = queries.rows // spec.head_size, keys.rows // spec.head_size
+        self.owns_keys = keys.owned
         self.qkv = ColumnLinear(place, spec.hidden_size, {"q": queries, "k": keys, "v": keys}, spec.qkv_bias)
         self.out = RowLinear(place, width, spec.hidden_size, spec.out_bias, queries)
         self.qk_norm = spec.qk_norm

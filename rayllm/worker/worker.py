@@ -13,9 +13,8 @@ from rayllm.config.engine import EngineConfig
 from rayllm.errors import ConfigError
 from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.worker import StepPlan, StepResult
-from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder, can_divide
+from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
-from rayllm.model.families import spec_of
 from rayllm.model.loader import load_model, needs_of
 from rayllm.model.transformers_decoder import TransformersDecoder
 from rayllm.parallel.meeting import Place
@@ -201,8 +200,6 @@ def build_model(config: EngineConfig, device: torch.device, place: Ranks | None 
     norms = config.op_priority["rms_norm"]
     wanted = config.attention_backend != "torch" and norms[0] == "native"
     compiled = device.type == "cpu" and wanted and library() is not None
-    if config.model_impl != "transformers":
-        compiled = compiled and can_divide(spec_of(config.model), place.tensor.size)
     if config.cascade_attention and not compiled:
         raise ConfigError(
             "--no-disable-cascade-attn", "needs the compiled CPU kernels", "install g++, or leave the option out"

@@ -38,6 +38,19 @@ def test_places_name_group_and_cache() -> None:
     assert layout.places(4) == [(1, 0), (0, 0), (2, 0), (3, 0)]
 
 
+def test_a_run_of_layers_keeps_its_groups() -> None:
+    """Though they may have no layer in it: tables of blocks are those of all layers."""
+    gemma3 = group_layers([None if i % 6 == 5 else 8 for i in range(26)], 100)
+    runs = [gemma3.of_layers(range(13)), gemma3.of_layers(range(13, 26))]
+    for run, first in zip(runs, (0, 13), strict=True):
+        assert (run.width, run.sliding, run.window) == (gemma3.width, gemma3.sliding, gemma3.window)
+        for layer, (group, place) in enumerate(run.places(13)):
+            assert first + layer in gemma3.groups[group]
+            assert place < len(run.largest(13))
+    assert KVLayout().of_layers(range(2, 4)).places(2) == [(0, 0), (0, 1)]
+    assert group_layers([8, None, 8, 8], 100).of_layers(range(2, 4)).groups == ((), (), (0,), (1,))
+
+
 @pytest.mark.parametrize("step", [1, 5, 64])
 @pytest.mark.parametrize("window", [1, 3, 8])
 def test_no_request_holds_more_than_the_most(window: int, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Groups of one, and of two processes over gloo."""
+"""Groups of one, and of several processes over gloo."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +9,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from rayllm.config.model_facts import read_model_facts
-from rayllm.errors import ConfigError
+from rayllm.model.compiled import CompiledDecoder
 from rayllm.model.loader import load_model
 from rayllm.parallel.group import Group, SingleGroup, TorchGroup
 from rayllm.parallel.ranks import Ranks
+from rayllm_kernels.native.library import library
 from tests.model.runner import all_logits
 from tests.model.test_families import tokens_of
 from tests.models import make_tiny
@@ -39,20 +40,36 @@ def in_processes(size: int, work: Callable[[Group, Path], None], folder: Path) -
 
 
 def _collectives(group: Group, folder: Path) -> None:
-    assert group.size == 2
+    assert group.size == 3
     x = torch.tensor([[1.0, 2.0]]) * (group.rank + 1)
-    assert group.all_gather(x).tolist() == [[1.0, 2.0, 2.0, 4.0]]
-    assert group.all_gather(x, dim=0).tolist() == [[1.0, 2.0], [2.0, 4.0]]
-    assert group.all_gather(torch.arange(6).view(2, 3).T + group.rank, dim=1).shape == (3, 4)
+    assert group.all_gather(x).tolist() == [[1.0, 2.0, 2.0, 4.0, 3.0, 6.0]]
+    assert group.all_gather(x, dim=0).tolist() == [[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]
+    assert group.all_gather(torch.arange(6).view(2, 3).T + group.rank, dim=1).shape == (3, 6)
     assert group.broadcast(x.clone(), source=1).tolist() == [[2.0, 4.0]]
-    assert group.all_reduce(x.clone()).tolist() == [[3.0, 6.0]]
+    assert group.all_reduce(x.clone()).tolist() == [[6.0, 12.0]]
     half = torch.tensor([1.5], dtype=torch.bfloat16)
-    assert group.all_reduce(half).tolist() == [3.0]
+    assert group.all_reduce(half).tolist() == [4.5]
+    _sums_do_not_depend_on_the_place_in_a_tensor(group)
+    if group.rank == 0:
+        group.send(torch.arange(6.0).view(2, 3).T, to=1)
+    elif group.rank == 1:
+        assert group.receive(torch.empty(3, 2), source=0).tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+
+
+def _sums_do_not_depend_on_the_place_in_a_tensor(group: Group) -> None:
+    rows = torch.randn(50, 7, generator=torch.Generator().manual_seed(group.rank))
+    parts = group.all_gather(rows, dim=0).view(group.size, 50, 7)
+    wanted = parts[0] + parts[1] + parts[2]
+    assert torch.equal(group.all_reduce(rows.clone()), wanted)
+    for row in range(50):
+        assert torch.equal(group.all_reduce(rows[row : row + 1].clone()), wanted[row : row + 1])
+    fine = torch.tensor([1.0, 2**-8, 2**-8][group.rank], dtype=torch.bfloat16)
+    assert group.all_reduce(fine).item() == 1 + 2**-7, "rounded once"
 
 
 @pytest.mark.slow
 def test_collectives(tmp_path: Path) -> None:
-    in_processes(2, _collectives, tmp_path)
+    in_processes(3, _collectives, tmp_path)
 
 
 MODELS = ("llama_biases", "llama_tied", "phi3", "gemma3", "olmo2", "granite", "shared_heads")
@@ -69,6 +86,10 @@ def _sharded(group: Group, folder: Path) -> None:
         torch.testing.assert_close(
             all_logits(part, prompt, 6), all_logits(whole, prompt), atol=1e-4, rtol=1e-4, msg=lambda m, n=name: n + m
         )
+        if library() is not None:
+            torch.testing.assert_close(
+                all_logits(CompiledDecoder(part, 1, 64), prompt, 6), all_logits(whole, prompt), atol=2e-4, rtol=1e-4
+            )
 
 
 @pytest.mark.slow
@@ -85,12 +106,6 @@ class Pretended:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-
-
-def test_ranks_that_cannot_divide(tmp_path: Path) -> None:
-    facts = read_model_facts(str(make_tiny("llama_odd_heads", tmp_path)))
-    with pytest.raises(ConfigError, match="tensor-parallel-size: 4 ranks cannot divide 3 query heads"):
-        load_model(facts, torch.float32, torch.device("cpu"), Ranks(Pretended(0, 4)))
 
 
 def test_shards_join_to_the_whole(tmp_path: Path) -> None:
