@@ -12,7 +12,7 @@ from rayllm.messages.sampling import Thinking
 from rayllm.messages.structured import StructuredOutputs
 from rayllm.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
 from rayllm.parsers.output import OutputParser
-from rayllm.parsers.parser import ToolParser
+from rayllm.parsers.parser import ReasoningParser, ToolParser
 from rayllm.parsers.reasoning import between_marks
 from rayllm.parsers.registry import load_plugin, reasoning_parsers, tool_parsers
 from rayllm.render.tokenizer import Tokenizer
@@ -109,14 +109,14 @@ class Parsers:
         Where the prompt does not show whether there is any, an answer shows it by how it begins.
         """
         reasoning = self._reasoning
-        if reasoning is None or not (ends := getattr(reasoning, "ends", ())):
+        if reasoning is None or not (ends := _ends(reasoning)):
             return form
         inside = reasoning.inside_after(self._tail(prompt), continued)
         if inside is False:
             return form
         told = inside or getattr(reasoning, "unmarked", False)
         begins = () if told else tuple(map(self._ids, getattr(reasoning, "begins", ())))
-        return msgspec.structs.replace(form, after_ids=self._ids(ends[0]), begin_ids=begins)
+        return msgspec.structs.replace(form, after_ids=tuple(map(self._ids, ends)), begin_ids=begins)
 
     def thinking(self, budget: int, prompt: Sequence[int], continued: str | None) -> Thinking:
         """How the reasoning in answers to a prompt is ended after `budget` tokens.
@@ -127,7 +127,7 @@ class Parsers:
         if budget < 0:
             raise RequestError("thinking_token_budget must be a whole number that is not negative", _BUDGET)
         reasoning = self._reasoning
-        if reasoning is None or not (ends := getattr(reasoning, "ends", ())):
+        if reasoning is None or not (ends := _ends(reasoning)):
             raise RequestError(
                 "thinking_token_budget needs a server that knows the marks of reasoning; start it with "
                 "--reasoning-parser or --reasoning-config", _BUDGET,
@@ -139,7 +139,7 @@ class Parsers:
             budget=budget,
             inside=getattr(reasoning, "unmarked", False) if inside is None else inside,
             begin_ids=tuple(map(self._ids, getattr(reasoning, "begins", ()))),
-            mark_ids=mark,
+            mark_ids=tuple(map(self._ids, ends)),
             end_ids=(*self._tokenizer.encode(before, add_special_tokens=False), *mark) if before else mark,
         )
 
@@ -220,6 +220,12 @@ def message_of(events: Iterable[Event]) -> Json:
     nothing = None if calls or reasoning else ""
     message = {"content": delta.get("content", nothing), "reasoning": reasoning, "reasoning_content": reasoning}
     return {**message, "tool_calls": calls} if calls else message
+
+
+def _ends(reasoning: type[ReasoningParser]) -> tuple[str, ...]:
+    """The marks that end reasoning; the first is that with which it is ended."""
+    ends: tuple[str, ...] = getattr(reasoning, "ends", ())
+    return (*ends, *getattr(reasoning, "ended_by", ()))
 
 
 def _find(option: str, parsers: Mapping[str, T], name: str | None) -> T | None:

@@ -86,9 +86,9 @@ class Admission:
     def _check_thinking(self, sampling: SamplingParams) -> None:
         limit, name = sampling.thinking, "thinking_token_budget"
         assert limit is not None
-        if not (limit.mark_ids and limit.end_ids and all(limit.begin_ids)):
+        if not (limit.mark_ids and limit.end_ids and all((*limit.mark_ids, *limit.begin_ids))):
             raise RequestError("a mark of reasoning has no tokens", name)
-        for ids in (limit.mark_ids, limit.end_ids, *limit.begin_ids):
+        for ids in (*limit.mark_ids, limit.end_ids, *limit.begin_ids):
             self._check_ids(name, ids)
         if sampling.structured_outputs is not None and self._config.structured.enable_in_reasoning:
             raise RequestError(

@@ -19,8 +19,8 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the prompt ends within it."""
     begin_ids: tuple[tuple[int, ...], ...]
     """Each begins it."""
-    mark_ids: tuple[int, ...]
-    """What the model ends it with."""
+    mark_ids: tuple[tuple[int, ...], ...]
+    """What the model ends it with: one of these."""
     end_ids: tuple[int, ...]
     """What it is ended with; ends with the mark."""
 

@@ -49,8 +49,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     backend: Backend | None = None
     field: str = "structured_outputs"
     """The field of the request that asks for it, for errors."""
-    after_ids: tuple[int, ...] = ()
-    """Everything is free until these tokens, the end of the reasoning, stand in the output. Empty: nothing is."""
+    after_ids: tuple[tuple[int, ...], ...] = ()
+    """Everything is free until the tokens of one of these, the ends of reasoning, stand in the output. Empty: nothing
+    is."""
     begin_ids: tuple[tuple[int, ...], ...] = ()
     """That holds only for outputs that begin with one of these, the marks of reasoning; others keep to the form from
     their first token on. Empty: it holds for all."""

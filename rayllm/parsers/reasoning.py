@@ -36,11 +36,11 @@ class ThinkParser(ReasoningParser):
         self.thinking = self.unmarked if self._inside is None else self._inside
         try:
             yield from reader.space()
-            begin = "" if self._inside is False else (yield from reader.literal(*self.begins))
+            begin = "" if self._inside is False else (yield from reader.literal(*self.begins, *self._empty))
         except Truncated:
             begin = ""
         if begin:
-            self.thinking = True
+            self.thinking = begin in self.begins
             reader.mark()
         reader.rewind()
         if self.thinking:
@@ -51,6 +51,11 @@ class ThinkParser(ReasoningParser):
             else:
                 reader.mark()
         yield from self._answer()
+
+    @property
+    def _empty(self) -> tuple[str, ...]:
+        """What an answer without reasoning may begin with: the end alone."""
+        return () if self.thinking or self.unmarked else self.ends
 
     def _answer(self) -> Reading[None]:
         reader, marks = self.reader, self.wrapped
@@ -75,7 +80,7 @@ def between_marks(begin: str, end: str) -> type[ThinkParser]:
 
 
 @register_reasoning_parser(
-    "qwen3", "glm45", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "holo2", "mimo"
+    "qwen3", "glm45", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "holo2", "mimo", "poolside_v1"
 )
 class Think(ThinkParser):
     """`<think>` ... `</think>`, which the model writes where the prompt has not done so."""
@@ -83,7 +88,7 @@ class Think(ThinkParser):
     markers: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
 
 
-@register_reasoning_parser("deepseek_r1", "qwq", "step3", "step3p5", "minimax_m2", "nemotron_v3", "olmo3")
+@register_reasoning_parser("deepseek_r1", "qwq", "step3", "step3p5", "minimax_m2", "nemotron_v3", "olmo3", "gigachat35")
 class ThinkFirst(Think):
     """Reasoning until `</think>`; `<think>` may stand first."""
 
@@ -105,6 +110,33 @@ class SeedOss(ThinkParser):
     begins = ("<seed:think>",)
     ends = ("</seed:think>",)
     markers = ("<seed:think>", "</seed:think>")
+
+
+@register_reasoning_parser("minimax_m3")
+class MiniMaxM3(ThinkParser):
+    """`<mm:think>` ... `</mm:think>`."""
+
+    begins = ("<mm:think>",)
+    ends = ("</mm:think>",)
+    markers = ("<mm:think>", "</mm:think>")
+
+
+@register_reasoning_parser("solar_open2")
+class SolarOpen2(ThinkParser):
+    """`<|think:start|>` ... `<|think:end|>`."""
+
+    begins = ("<|think:start|>",)
+    ends = ("<|think:end|>",)
+    markers = ("<|think:start|>", "<|think:end|>")
+
+
+@register_reasoning_parser("hy_v3")
+class HyV3(ThinkParser):
+    """`<think>` ... `</think>`, whose names `:opensource` may follow."""
+
+    begins = ("<think:opensource>", "<think>")
+    ends = ("</think:opensource>", "</think>")
+    markers = (*begins, *ends)
 
 
 @register_reasoning_parser("mistral")

@@ -30,7 +30,8 @@ R = TypeVar("R", bound=type[ReasoningParser])
 _TOOLS: dict[str, type[ToolParser]] = {}
 _REASONING: dict[str, type[ReasoningParser]] = {}
 _BUILT_IN = (
-    "tools_json", "tools_cohere", "tools_apertus", "tools_pythonic", "tools_xml", "harmony", "reasoning",
+    "tools_json", "tools_cohere", "tools_apertus", "tools_pythonic", "tools_xml", "tools_minimax_m3", "harmony",
+    "inkling", "kimi_k3", "reasoning",
 )  # fmt: skip
 _PLUGINS = "rayllm_parser_plugin_"
 

@@ -13,7 +13,6 @@ from rayllm.parsers.registry import register_tool_parser
 
 _NAME = re.compile(r"[\w.\-/]+")
 _KIMI_ID = re.compile(r"[\w.\-/:]+")
-_ARGUMENTS = ("arguments", "parameters")
 
 
 class JsonToolParser(ToolParser):
@@ -21,6 +20,7 @@ class JsonToolParser(ToolParser):
 
     name_key: ClassVar[str] = "name"
     id_key: ClassVar[str] = "id"
+    argument_keys: ClassVar[tuple[str, ...]] = ("arguments", "parameters")
     no_others: ClassVar[bool] = False
     """Whether an object with other keys is no call."""
 
@@ -51,7 +51,7 @@ class JsonToolParser(ToolParser):
                 if waiting is not None:
                     self._whole(name, waiting, id_)
                     done = True
-            elif key in _ARGUMENTS and not done and waiting is None:
+            elif key in self.argument_keys and not done and waiting is None:
                 if name is None:
                     waiting = yield from read_value(reader)
                 else:

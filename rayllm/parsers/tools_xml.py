@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from rayllm.parsers.literals import json_of, quoted
 from rayllm.parsers.parser import ToolParser
@@ -35,6 +35,8 @@ class Form:
     """Whether a parameter's name ends with a quote, behind which `string="true"` or `string="false"` may stand."""
     value: str = ""
     """What stands between a parameter's header and its value."""
+    raw: tuple[str, str] | None = None
+    """Marks around values that may hold other marks."""
     padded: bool = True
     """Whether a line break at either end of a value is not its own."""
 
@@ -42,7 +44,7 @@ class Form:
 class XmlToolParser(ToolParser):
     """Reads calls by their `form`."""
 
-    form: ClassVar[Form]
+    form: Form
 
     def calls(self, opener: str) -> Reading[None]:
         """The calls of a section, or those after a call's mark without one."""
@@ -112,7 +114,10 @@ class XmlToolParser(ToolParser):
         """A value up to its end. Strings are given out as they come."""
         reader, form = self.reader, self.form
         ends: tuple[str, ...] = (form.parameter_end,)
-        if form.padded:
+        raw = form.raw is not None and bool((yield from reader.literal(form.raw[0])))
+        if form.raw is not None and raw:
+            ends = (form.raw[1],)
+        elif form.padded:
             yield from reader.literal("\n")
             ends = (f"\n{form.parameter_end}", form.parameter_end)
         if kinds == {"string"}:
@@ -126,6 +131,9 @@ class XmlToolParser(ToolParser):
             self.arguments(value_of("".join(parts), kinds))
         if found is None:
             raise Truncated
+        if raw:
+            yield from reader.space()
+            yield from reader.expect(form.parameter_end)
 
 
 def kinds_of(schema: Mapping[str, Any]) -> frozenset[str]:
@@ -224,22 +232,27 @@ class Step3(XmlToolParser):
     markers = (*openers, "<｜tool_sep｜>", "<｜tool_call_end｜>", "<｜tool_calls_end｜>")
 
 
+def _marked(mark: str, section: str) -> Form:
+    """The form of elements whose names stand behind a mark, and whose parameters say whether they are strings."""
+    return Form(
+        section=(f"<{mark}{section}>", f"</{mark}{section}>"),
+        call=f'<{mark}invoke name="',
+        call_header='">',
+        call_end=f"</{mark}invoke>",
+        parameter=f'<{mark}parameter name="',
+        parameter_header=">",
+        parameter_end=f"</{mark}parameter>",
+        attributes=True,
+        padded=False,
+    )
+
+
 @register_tool_parser("deepseek_v32")
 class DeepSeekV32(XmlToolParser):
     """`<｜DSML｜invoke name="f">`, and parameters that say whether they are strings."""
 
-    form = Form(
-        section=("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-        call='<｜DSML｜invoke name="',
-        call_header='">',
-        call_end="</｜DSML｜invoke>",
-        parameter='<｜DSML｜parameter name="',
-        parameter_header=">",
-        parameter_end="</｜DSML｜parameter>",
-        attributes=True,
-        padded=False,
-    )
-    openers = ("<｜DSML｜function_calls>", '<｜DSML｜invoke name="')
+    form = _marked("｜DSML｜", "function_calls")
+    openers = (form.section[0], form.call)
     markers = ("｜DSML｜",)
 
 
@@ -247,22 +260,23 @@ class DeepSeekV32(XmlToolParser):
 class DeepSeekV4(XmlToolParser):
     """The same within `<｜DSML｜tool_calls>`."""
 
-    form = Form(
-        section=("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
-        call='<｜DSML｜invoke name="',
-        call_header='">',
-        call_end="</｜DSML｜invoke>",
-        parameter='<｜DSML｜parameter name="',
-        parameter_header=">",
-        parameter_end="</｜DSML｜parameter>",
-        attributes=True,
-        padded=False,
-    )
-    openers = ("<｜DSML｜tool_calls>", '<｜DSML｜invoke name="')
+    form = _marked("｜DSML｜", "tool_calls")
+    openers = (form.section[0], form.call)
     markers = ("｜DSML｜",)
 
 
-@register_tool_parser("glm45", "glm47")
+@register_tool_parser("gigachat35")
+class GigaChat35(XmlToolParser):
+    """The same behind GigaChat's own mark."""
+
+    form = _marked("｜GCML｜", "tool_calls")
+    openers = (form.section[0], form.call)
+    markers = (
+        *form.section, "<｜GCML｜invoke", form.call_end, "<｜GCML｜parameter", form.parameter_end,
+    )  # fmt: skip
+
+
+@register_tool_parser("glm45", "glm47", "poolside_v1")
 class Glm45(XmlToolParser):
     """`<tool_call>f`, `<arg_key>a</arg_key><arg_value>1</arg_value>` for each parameter, `</tool_call>`."""
 
@@ -277,3 +291,66 @@ class Glm45(XmlToolParser):
     )
     openers = ("<tool_call>",)
     markers = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+
+@register_tool_parser("hy_v3")
+class HyV3(XmlToolParser):
+    """`<tool_call>f<tool_sep>`, keys and values as GLM has them, `</tool_call>`; `:opensource` may follow all names."""
+
+    openers = ("<tool_calls:opensource>", "<tool_call:opensource>", "<tool_calls>", "<tool_call>")
+    markers = tuple(
+        f"<{end}{name}{suffix}>"
+        for name in ("tool_calls", "tool_call", "tool_sep", "arg_key", "arg_value")
+        for end in ("", "/")
+        for suffix in ("", ":opensource")
+    )
+
+    def calls(self, opener: str) -> Reading[None]:
+        """The calls, all with the opener's suffix."""
+        suffix = f"{opener.partition(':')[1]}{opener.partition(':')[2][:-1]}"
+        self.form = Form(
+            section=(f"<tool_calls{suffix}>", f"</tool_calls{suffix}>"),
+            call=f"<tool_call{suffix}>",
+            call_header=f"<tool_sep{suffix}>",
+            call_end=f"</tool_call{suffix}>",
+            parameter=f"<arg_key{suffix}>",
+            parameter_header=f"</arg_key{suffix}>",
+            value=f"<arg_value{suffix}>",
+            parameter_end=f"</arg_value{suffix}>",
+            padded=False,
+        )
+        yield from super().calls(opener)
+
+
+@register_tool_parser("solar_open2")
+class SolarOpen2(XmlToolParser):
+    """`<|tool_call:start|>f`, `<|tool_arg:start|>a<|tool_arg:value|>1<|tool_arg:end|>`, `<|tool_call:end|>`."""
+
+    form = Form(
+        call="<|tool_call:start|>",
+        call_header="",
+        call_end="<|tool_call:end|>",
+        parameter="<|tool_arg:start|>",
+        parameter_header="<|tool_arg:value|>",
+        parameter_end="<|tool_arg:end|>",
+        padded=False,
+    )
+    openers = (form.call,)
+    markers = (form.call, form.call_end, form.parameter, form.parameter_header, form.parameter_end)
+
+
+@register_tool_parser("minicpm5")
+class MiniCPM5(XmlToolParser):
+    """`<function name="f"><param name="a">1</param></function>`; texts may stand in `<![CDATA[` and `]]>`."""
+
+    form = Form(
+        call='<function name="',
+        call_header='">',
+        call_end="</function>",
+        parameter='<param name="',
+        parameter_header='">',
+        parameter_end="</param>",
+        raw=("<![CDATA[", "]]>"),
+    )
+    openers = (form.call,)
+    markers = ("<function", "</function>", "<param", "</param>")

@@ -1,10 +1,7 @@
 """Ends the reasoning of an output once it is as long as its request allows."""
 
-import numpy as np
-
 from rayllm.messages.sampling import Thinking
-
-Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
+from rayllm.structured.row import Tokens, ends_with
 
 
 class ThinkingLimit:
@@ -33,19 +30,14 @@ class ThinkingLimit:
     def _take(self, output: Tokens, at: int) -> None:
         limit = self._limit
         if not self._inside:
-            self._inside = any(_ends_with(output, at, ids) for ids in limit.begin_ids)
+            self._inside = any(ends_with(output, at, ids) for ids in limit.begin_ids)
             return
         if self._spent:
             self._closed += 1
             self._inside = self._closed < len(limit.end_ids)
-        elif _ends_with(output, at, limit.mark_ids):
+        elif any(ends_with(output, at, ids) for ids in limit.mark_ids):
             self._inside = False
         else:
             self._thoughts += 1
         if not self._inside:
             self._closed = 0
-
-
-def _ends_with(output: Tokens, at: int, ids: tuple[int, ...]) -> bool:
-    begin = at + 1 - len(ids)
-    return begin >= 0 and tuple(output[begin : at + 1].tolist()) == ids

@@ -103,11 +103,26 @@ async def test_a_form_waits_for_the_end_of_the_reasoning():
     script(api, "thoughts</think>{}")
     ok(await api.chat(response_format={"type": "json_object"}, max_tokens=1000))
     after = api.service.adds[0].sampling.structured_outputs.after_ids
-    assert api.tokenizer.decode(after, continues=True) == "</think>"
+    assert [api.tokenizer.decode(ids, continues=True) for ids in after] == ["</think>"]
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>b</think>"}]
     more = {"continue_final_message": True, "max_tokens": 1000}
     ok(await api.chat(response_format={"type": "json_object"}, messages=messages, **more))
     assert api.service.adds[1].sampling.structured_outputs.after_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "ends"),
+    [
+        ("granite", ["Here is my response:", "Here's my response:"]),
+        ("kimi_k2", ["</think>", "<|tool_calls_section_begin|>"]),
+    ],
+)
+async def test_each_way_of_ending_reasoning_ends_the_wait(reasoning, ends):
+    api = make(tools=None, reasoning=reasoning)
+    script(api, "{}")
+    ok(await api.chat(response_format={"type": "json_object"}, max_tokens=1000))
+    form = api.service.adds[0].sampling.structured_outputs
+    assert [api.tokenizer.decode(ids, continues=True) for ids in form.after_ids] == ends
 
 
 @pytest.mark.parametrize(
@@ -125,4 +140,4 @@ async def test_a_form_holds_at_once_for_answers_without_reasoning(ask):
     ok(await api.chat(**ask, max_tokens=1000))
     form = api.service.adds[0].sampling.structured_outputs
     assert [api.tokenizer.decode(ids, continues=True) for ids in form.begin_ids] == ["<think>"]
-    assert api.tokenizer.decode(form.after_ids, continues=True) == "</think>"
+    assert [api.tokenizer.decode(ids, continues=True) for ids in form.after_ids] == ["</think>"]

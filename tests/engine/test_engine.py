@@ -175,8 +175,8 @@ def test_refusals(bench: Make) -> None:
         (make_add(0, [1], extra_args={"none": 1}), RequestError),
         (make_add(0, [1], bad_words_ids=((VOCAB,),)), RequestError),
         (make_add(0, [1], logprobs=0, logprob_token_ids=(VOCAB,)), RequestError),
-        (make_add(0, [1], thinking=Thinking(budget=1, begin_ids=(), mark_ids=(1,), end_ids=(VOCAB,))), RequestError),
-        (make_add(0, [1], thinking=Thinking(budget=1, begin_ids=(), mark_ids=(1,), end_ids=())), RequestError),
+        (make_add(0, [1], thinking=Thinking(budget=1, begin_ids=(), mark_ids=((1,),), end_ids=(VOCAB,))), RequestError),
+        (make_add(0, [1], thinking=Thinking(budget=1, begin_ids=(), mark_ids=((1,),), end_ids=())), RequestError),
         (make_add(0, [1] * 128), ContextTooLong),
     ):
         with pytest.raises(error):

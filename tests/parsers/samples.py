@@ -149,16 +149,16 @@ def _elements(call: str, end: str, parameter: str, parameter_end: str, opening: 
     ]
 
 
-def _dsml(section: str) -> list[Sample]:
+def _dsml(section: str, mark: str = _DSML) -> list[Sample]:
     def parameter(name: str, string: bool, value: str) -> str:
-        return f'<{_DSML}parameter name="{name}" string="{str(string).lower()}">{value}</{_DSML}parameter>'
+        return f'<{mark}parameter name="{name}" string="{str(string).lower()}">{value}</{mark}parameter>'
 
     def call(name: str, *parameters: str) -> str:
-        return "\n".join([f'<{_DSML}invoke name="{name}">', *parameters, f"</{_DSML}invoke>"])
+        return "\n".join([f'<{mark}invoke name="{name}">', *parameters, f"</{mark}invoke>"])
 
     weather = call("weather", parameter("city", True, QUOTES["city"]), parameter("days", False, "5"))
     add = call("add", parameter("a", False, "3"), parameter("b", False, json.dumps(NESTED["b"])))
-    opening, closing = f"<{_DSML}{section}>", f"</{_DSML}{section}>"
+    opening, closing = f"<{mark}{section}>", f"</{mark}{section}>"
     return [
         Sample(f"{opening}\n{add}\n{closing}", [("add", NESTED)]),
         Sample(f"Let me see.\n\n{opening}\n{weather}\n{call('now')}\n{closing}", _TWO, "Let me see."),
@@ -192,6 +192,44 @@ _GLM_WEATHER = (
     f"weather<arg_key>city</arg_key><arg_value>{QUOTES['city']}</arg_value>"
     "<arg_key>days</arg_key><arg_value>5</arg_value>"
 )
+_HY = (
+    "weather<tool_sep%(s)s>\n<arg_key%(s)s>city</arg_key%(s)s>\n<arg_value%(s)s>" + QUOTES["city"]
+    + "</arg_value%(s)s>\n<arg_key%(s)s>days</arg_key%(s)s>\n<arg_value%(s)s>5</arg_value%(s)s>\n"
+)
+_M3 = "]<]minimax[>["
+_K3_ADD = (
+    '<|open|>call tool="add" index="1"<|sep|><|open|>argument key="a" type="number"<|sep|>3<|close|>argument<|sep|>'
+    f'<|open|>argument key="b" type="object"<|sep|>{json.dumps(NESTED["b"])}<|close|>argument<|sep|>'
+    "<|close|>call<|sep|>"
+)
+_K3_WEATHER = (
+    '<|open|>call tool="weather" index="1"<|sep|>\n<|open|>argument key="city" type="string"<|sep|>'
+    f'{QUOTES["city"]}<|close|>argument<|sep|>\n<|open|>argument key="days" type="integer"<|sep|>5'
+    "<|close|>argument<|sep|>\n<|close|>call<|sep|>"
+)
+_K3_NOW = '<|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|>'
+_K3 = ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")
+
+
+def _m3(name: str, *elements: str) -> str:
+    return f'{_M3}<invoke name="{name}">\n' + "".join(elements) + f"{_M3}</invoke>\n"
+
+
+def _m3_element(name: str, *inner: str) -> str:
+    return f"{_M3}<{name}>{''.join(inner)}{_M3}</{name}>\n"
+
+
+def _hy(suffix: str) -> list[Sample]:
+    opening, closing = f"<tool_calls{suffix}>", f"</tool_calls{suffix}>"
+    weather = f"<tool_call{suffix}>{_HY % {'s': suffix}}</tool_call{suffix}>"
+    now = f"<tool_call{suffix}>now<tool_sep{suffix}>\n</tool_call{suffix}>"
+    return [
+        Sample(f"So:\n{opening}\n{weather}\n{now}\n{closing}", _TWO, "So:"),
+        Sample(weather, _TWO[:1]),
+        Sample(f"a {opening} is a mark", (), f"a {opening} is a mark"),
+    ]
+
+
 _QWEN = ("<function=%s>", "</function>", "<parameter=%s>", "</parameter>")
 _CALL = "<|start|>assistant<|channel|>commentary to=functions.%s <|constrain|>json<|message|>%s<|call|>"
 
@@ -326,6 +364,53 @@ SAMPLES: dict[str, list[Sample]] = {
         Sample(f"<tool_call>{_GLM_ADD}</tool_call>", [("add", NESTED)]),
         Sample(f"So:\n<tool_call>{_GLM_WEATHER}</tool_call>\n<tool_call>now\n</tool_call>", _TWO, "So:"),
         Sample("<tool_call> is a mark", (), "<tool_call> is a mark"),
+    ],
+    "gigachat35": _dsml("tool_calls", "｜GCML｜"),
+    "hy_v3": [*_hy(""), *_hy(":opensource")],
+    "solar_open2": [
+        Sample("<|tool_call:start|>add\n<|tool_arg:start|>a<|tool_arg:value|>3<|tool_arg:end|>\n<|tool_arg:start|>b"
+               f"<|tool_arg:value|>{json.dumps(NESTED['b'])}<|tool_arg:end|>\n<|tool_call:end|>", [("add", NESTED)]),
+        Sample(f"So:<|tool_call:start|>weather\n<|tool_arg:start|>city<|tool_arg:value|>{QUOTES['city']}<|tool_arg:end|>"
+               "<|tool_arg:start|>days<|tool_arg:value|>5<|tool_arg:end|><|tool_call:end|>\n"
+               "<|tool_call:start|>now\n<|tool_call:end|>", _TWO, "So:"),
+        Sample("<|tool_call:start|> is a mark", (), "<|tool_call:start|> is a mark"),
+    ],
+    "minicpm5": [
+        *_elements('<function name="%s">', "</function>", '<param name="%s">', "</param>", "", "")[:3],
+        Sample('<function name="weather"><param name="city"><![CDATA[a <b/> &amp;\n]]></param></function>',
+               [("weather", {"city": "a <b/> &amp;\n"})]),
+        Sample('a <function name="x> b', (), 'a <function name="x> b'),
+    ],
+    "minimax_m3": [
+        Sample(f"{_M3}<tool_call>\n" + _m3("add", _m3_element("a", "3"), _m3_element(
+            "b", _m3_element("list", *(_m3_element("item", v) for v in ("1", "2.5", "true", "null")),
+                             _m3_element("item", _m3_element("k", "v"))), _m3_element("empty", "{}"))) +
+               f"{_M3}</tool_call>", [("add", NESTED)]),
+        Sample(f"So:\n{_M3}<tool_call>" + _m3("weather", _m3_element("city", QUOTES["city"]), _m3_element("days", "5"))
+               + _m3("now") + f"{_M3}</tool_call>\n", _TWO, "So:"),
+        Sample(f"{_M3}<tool_call>" + _m3("add", _m3_element("b")) + f"{_M3}</tool_call>", [("add", {"b": {}})]),
+        Sample(f"a {_M3}<tool_call> b", (), f"a {_M3}<tool_call> b"),
+    ],
+    "kimi_k3": [
+        Sample(f"{_K3[0]}{_K3_ADD}{_K3[1]}<|close|>message<|sep|>", [("add", NESTED)]),
+        Sample(f"<|open|>response<|sep|>So:<|close|>response<|sep|>{_K3[0]}\n{_K3_WEATHER}\n{_K3_NOW}\n{_K3[1]}", _TWO,
+               "So:"),
+        Sample(f'{_K3[0]}<|open|>call tool="add" index="1"<|sep|><|open|>json type="object"<|sep|>{json.dumps(NESTED)}'
+               f"<|close|>json<|sep|><|close|>call<|sep|>{_K3[1]}", [("add", NESTED)]),
+        Sample(f'{_K3[0]}<|open|>call tool="a&amp;b"<|sep|><|open|>argument key="&quot;"<|sep|>1<|close|>argument'
+               f"<|sep|><|close|>call<|sep|>{_K3[1]}", [("a&b", {'"': "1"})]),
+        Sample(f"a {_K3[0]} is <|open|> a mark", (), f"a {_K3[0]} is <|open|> a mark"),
+    ],
+    "inkling": [
+        Sample(f'add<|content_invoke_tool_json|>{{"name":"add","args":{json.dumps(NESTED)}}}<|end_message|>',
+               [("add", NESTED)]),
+        Sample("<|content_text|>So:<|end_message|><|message_model|>weather<|content_invoke_tool_json|>"
+               '{"name": "weather", "args": {"city": "Zürich \\"龜\\" {\\"x\\": ]} </", "days": 5}}<|end_message|>'
+               '<|message_model|>now<|content_invoke_tool_json|>{"name": "now", "args": {}}<|end_message|>'
+               "<|content_model_end_sampling|>",
+               [("weather", {"city": 'Zürich "龜" {"x": ]} </', "days": 5}), ("now", {})], "So:"),
+        Sample('<|message_model|><|content_invoke_tool_json|>{"name": "now"}', [("now", {})]),
+        Sample("<|content_text|>Good <|message_model|> day", (), "Good <|message_model|> day"),
     ],
     "openai": [
         Sample(_CALL.removeprefix("<|start|>assistant") % ("add", json.dumps(NESTED)), [("add", NESTED)]),

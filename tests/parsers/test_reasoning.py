@@ -9,6 +9,8 @@ from rayllm.parsers.registry import reasoning_parsers
 from .samples import Parsed, cuts, parse
 
 _RAW_CALL = '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+_XTML_CALL = '<|open|>tools<|sep|><|open|>call tool="f"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+_INKLING_CALL = '<|message_model|>f<|content_invoke_tool_json|>{"name": "f", "args": {}}<|end_message|>'
 _ANALYSIS = "<|channel|>analysis<|message|>Hm <b>.<|end|>"
 
 SAMPLES: dict[str, list[tuple[str, str, str]]] = {
@@ -52,6 +54,29 @@ SAMPLES: dict[str, list[tuple[str, str, str]]] = {
     "ernie45": [("abc</think>\n\n\n<response>\ndef\n</response>\n", "abc", "def\n")],
     "minimax_m2_append_think": [("abc</think>def", "", "<think>abc</think>def")],
     "identity": [("<think>abc</think>def", "", "<think>abc</think>def")],
+    "minimax_m3": [
+        ("<mm:think>abc</mm:think>def", "abc", "def"),
+        ("</mm:think>def", "", "def"),
+        ("def</mm:think>", "", "def</mm:think>"),
+    ],
+    "solar_open2": [("<|think:start|>abc<|think:end|>def", "abc", "def")],
+    "hy_v3": [
+        ("<think>abc</think>def", "abc", "def"),
+        ("<think:opensource>abc</think:opensource>def", "abc", "def"),
+    ],
+    "kimi_k3": [
+        ("<|open|>think<|sep|>abc<|close|>think<|sep|><|open|>response<|sep|>def<|close|>response<|sep|>"
+         "<|close|>message<|sep|>", "abc", "def"),
+        (f"<|open|>think<|sep|>abc{_XTML_CALL}<|close|>message<|sep|>", "abc", _XTML_CALL),
+        ("def <|open|> x <|close|>response<|sep|>", "", "def <|open|> x "),
+    ],
+    "inkling": [
+        ("<|content_thinking|>abc<|end_message|><|message_model|><|content_text|>def<|end_message|>", "abc", "def"),
+        (f"<|content_thinking|>abc<|end_message|>{_INKLING_CALL}", "abc", _INKLING_CALL),
+        (_INKLING_CALL.removeprefix("<|message_model|>"), "", _INKLING_CALL),
+        ("Just text <|message_model|> def", "", "Just text <|message_model|> def"),
+        ("<|content_thinking|>abc<|end", "abc<|end", ""),
+    ],
     "openai_gptoss": [
         (f"{_ANALYSIS}<|start|>assistant<|channel|>final<|message|>Yes.<|return|>", "Hm <b>.", "Yes."),
         (f"{_ANALYSIS}{_RAW_CALL}", "Hm <b>.", _RAW_CALL),
@@ -119,6 +144,11 @@ class TestPrompts:
             ("seed_oss", "assistant\n<seed:think>", True),
             ("gemma4", "<|turn>model\n<|channel>thought\n", True),
             ("openai_gptoss", "<|start|>assistant", None),
+            ("kimi_k3", '<|open|>message role="assistant"<|sep|><|open|>think<|sep|>', True),
+            ("kimi_k3", "<|close|>message<|sep|><|open|>response<|sep|>", False),
+            ("kimi_k3", '<|open|>message role="assistant"<|sep|>', None),
+            ("minimax_m3", "]~b]ai\n<mm:think>", True),
+            ("hy_v3", "<think:opensource></think:opensource>", False),
         ],
     )
     def test_the_end_of_a_prompt_shows(self, name: str, prompt: str, inside: bool | None) -> None:

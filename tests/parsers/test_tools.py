@@ -93,6 +93,24 @@ def test_other_keys_of_a_call_are_left_out() -> None:
     assert (out.calls, out.content) == ([("now", {})], "")
 
 
+def test_texts_that_are_marked_as_such_may_hold_marks() -> None:
+    text = '<function name="weather"><param name="city"><![CDATA[a </param></function>]]> </param></function>'
+    assert parsed("minicpm5", [text]).calls == [("weather", {"city": "a </param></function>"})]
+
+
+def test_the_name_before_a_call_is_shown_where_it_is_another() -> None:
+    out = parsed("inkling", ['then<|content_invoke_tool_json|>{"name": "now", "args": {}}<|end_message|>'])
+    assert (out.calls, out.content) == ([("now", {})], "then")
+
+
+def test_elements_nested_too_deeply_are_no_call() -> None:
+    mark = "]<]minimax[>["
+    text = f'{mark}<tool_call>{mark}<invoke name="add">' + f"{mark}<item>" * 5000
+    out = parsed("minimax_m3", [text])
+    assert (out.names, out.ended) == (["add"], [])
+    assert out.content.endswith("<item>")
+
+
 def test_ids() -> None:
     """Made where there are none, kept where the model gives them, and of the form that Mistral's templates want."""
     made = parsed("hermes", ['<tool_call>{"name": "now"}</tool_call>']).ids
