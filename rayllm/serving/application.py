@@ -29,6 +29,7 @@ from rayllm.config.serve import FrontendSettings, LogSettings
 from rayllm.errors import ConfigError
 from rayllm.logs import configure_logging
 from rayllm.model.precheck import check_model
+from rayllm.plugins import check_plugins
 from rayllm.serving.engine_server import EngineServer
 from rayllm.serving.renderer_server import RendererServer
 from rayllm.serving.router import Router
@@ -150,6 +151,7 @@ def build(args: Mapping[str, Any]) -> Application:
     for note in (*unknown, *resolved.notes):
         log.warning(note)
     check_model(resolved.engine)
+    check_plugins(resolved.engine)
     for path in resolved.serve.frontend.middleware:
         import_middleware(path)
     connect_tools(resolved.serve.frontend.tool_servers)
