@@ -156,7 +156,7 @@ class Engine:
             load=self._load, prompt_tokens=metrics.prompt_tokens, generation_tokens=metrics.generation_tokens,
             preemptions=counters.preemptions, prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits, cascade_steps=metrics.cascade_steps, finished=dict(metrics.finished),
-            blocks_total=pool.num_blocks, blocks_free=pool.free,
+            rejected=self._inbox.rejected, blocks_total=pool.num_blocks, blocks_free=pool.free,
             histograms={name: d.snapshot() for name, d in metrics.histograms.items()},
             estimates=dict(self._work.totals) if self._work is not None else {},
         )  # fmt: skip

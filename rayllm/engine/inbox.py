@@ -62,6 +62,8 @@ class Inbox:
         """Those of the open requests whose grammar is being compiled."""
         self._stopping = False
         self._dead: str | None = None
+        self.rejected = 0
+        """Requests that were refused because too many ran or waited."""
 
     @property
     def dead(self) -> str | None:
@@ -88,6 +90,7 @@ class Inbox:
             if key in self._open:
                 raise RequestError(f"request id {admitted.add.request_id} is in use", "request_id")
             if len(self._open) >= self._most_open:
+                self.rejected += 1
                 raise Overloaded(f"{len(self._open)} requests run or wait, which is the limit")
             self._open.add(key)
             if grammar is None:
