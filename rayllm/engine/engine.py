@@ -122,7 +122,7 @@ class Engine:
         """
         self._admission.check(add)
         embeds = self._admission.read_embeds(add)
-        admitted = Admitted(client, msgspec.structs.replace(add, prompt_embeds=None) if embeds else add, embeds)
+        admitted = Admitted(client, msgspec.structs.replace(add, prompt_embeds=()) if embeds else add, embeds)
         structured = add.sampling.structured_outputs
         return self._inbox.put(admitted, None if structured is None else self._executor.prepare_grammar(structured))
 

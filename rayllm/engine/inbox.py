@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from rayllm.errors import EngineDead, Overloaded, RequestError
 from rayllm.messages.engine import Add
+from rayllm.messages.worker import EmbeddedRows
 
 Key = tuple[int, int]
 """Number of a client, and its number of a request."""
@@ -21,7 +22,7 @@ class Admitted:
 
     client: int
     add: Add
-    embeds: bytes | None = None
+    embeds: tuple[EmbeddedRows, ...] = ()
     grammar: object = None
 
     @property
