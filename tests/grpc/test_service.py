@@ -222,7 +222,8 @@ class TestTools:
         )  # fmt: skip
 
     async def test_several_calls(self, served):
-        served.script('[{"name": "add", "parameters": {}}, {"name": "mul", "parameters": {"b": 2}}]', finish_reason="stop")
+        calls = '[{"name": "add", "parameters": {}}, {"name": "mul", "parameters": {"b": 2}}]'
+        served.script(calls, finish_reason="stop")
         required = pb.ToolChoice(mode="required")
         (choice,) = (await served.stub.Chat(tools_request(tool_choice=required))).choices
         assert [(c.index, c.function.name) for c in choice.tool_calls] == [(0, "add"), (1, "mul")]

@@ -51,8 +51,8 @@ def embedded(adds: list[Add], rows: Rows) -> list[Add]:
     return [
         Add(
             request_id=add.request_id + 1000, prompt_token_ids=[0] * len(add.prompt_token_ids),
-            prompt_embeds=(Embeds(0, rows(add.prompt_token_ids)),), sampling=add.sampling, choice_index=add.choice_index,
-            arrival_time=0.0,
+            prompt_embeds=(Embeds(0, rows(add.prompt_token_ids)),), sampling=add.sampling,
+            choice_index=add.choice_index, arrival_time=0.0,
         )
         for add in adds
     ]  # fmt: skip
@@ -161,6 +161,9 @@ def test_those_that_cannot_be_used_are_refused(folders: dict[str, Path]) -> None
             arrival_time=0.0,
         )  # fmt: skip
 
+    def placed(tokens: int, *at: int) -> Add:
+        return msgspec.structs.replace(add(rows, tokens=tokens), prompt_embeds=tuple(Embeds(i, rows) for i in at))
+
     closed = Runner(facts)
     with pytest.raises(RequestError, match="--enable-prompt-embeds"):
         closed.engine.add(0, add(rows))
@@ -168,9 +171,9 @@ def test_those_that_cannot_be_used_are_refused(folders: dict[str, Path]) -> None
     runner = Runner(facts, prompt_embeds=True)
     for wrong, param in (
         (add(rows, tokens=2), "prompt_embeds"),
-        (msgspec.structs.replace(add(rows), prompt_embeds=(Embeds(0, rows), Embeds(2, rows))), "prompt_embeds"),
-        (msgspec.structs.replace(add(rows, tokens=6), prompt_embeds=(Embeds(3, rows), Embeds(0, rows))), "prompt_embeds"),
-        (msgspec.structs.replace(add(rows), prompt_embeds=(Embeds(-1, rows),)), "prompt_embeds"),
+        (placed(6, 0, 2), "prompt_embeds"),
+        (placed(6, 3, 0), "prompt_embeds"),
+        (placed(6, -1), "prompt_embeds"),
         (add(b"x"), "prompt_embeds"),
         (add(rows, SamplingParams(temperature=0.0, prompt_logprobs=1)), "prompt_logprobs"),
         (add(rows, SamplingParams(temperature=0.0, repetition_penalty=1.1)), "repetition_penalty"),
