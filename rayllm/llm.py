@@ -21,7 +21,7 @@ from rayllm.config.registry import Values, registry
 from rayllm.engine.engine import Engine, Outputs
 from rayllm.errors import ConfigError, EngineDead, GenerationFailed, RequestError
 from rayllm.messages.embeds import FIELD, saved_shape
-from rayllm.messages.engine import Add, Profile
+from rayllm.messages.engine import Add, Embeds, Profile
 from rayllm.messages.ingress import EngineStats, FinishReason, Load, RequestOutput, TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import Limits, check_sampling, output_room
@@ -217,7 +217,7 @@ class LLM:
         saved = file.getvalue()
         tokens, _ = saved_shape(saved)
         output_room(tokens, None, self._limits)
-        return _Read([0] * tokens, saved)
+        return _Read([0] * tokens, (Embeds(0, saved),))
 
     def _sampling_of(
         self, sampling: SamplingParams | Sequence[SamplingParams] | None, count: int
@@ -287,7 +287,7 @@ class _Read:
     """A prompt as the engine takes it."""
 
     ids: list[int]
-    embeds: bytes | None = None
+    embeds: tuple[Embeds, ...] = ()
 
 
 class _Choice:

@@ -6,7 +6,7 @@ from typing import Any
 from rayllm.api.answer import answer
 from rayllm.api.call import Call
 from rayllm.api.chat import Chat, ChatWriter
-from rayllm.api.front import Front, Usage
+from rayllm.api.front import Front, Prompt, Usage
 from rayllm.api.parse import parse_fields, parse_json
 from rayllm.api.wire import ChatRequest
 from rayllm.errors import RequestError
@@ -47,7 +47,7 @@ class BatchChat:
         id_ = f"chatcmpl-{front.name_call(call, first)}"
         choices = await front.submit(first, prompts, params, id_)
         usage = Usage(prompts, choices, front.settings.prompt_tokens_details)
-        writer = ChatWriter(front, first, id_, ready[0].model, front.settings.response_role, [], usage)
+        writer = ChatWriter(front, first, id_, ready[0].model, front.settings.response_role, Prompt([], 0), usage)
         await answer(call, choices, writer, False)
 
 

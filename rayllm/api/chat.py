@@ -11,6 +11,7 @@ from rayllm.api.answer import DONE, answer, encode
 from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Echo, Piece
 from rayllm.api.conversation import last_role, last_text, render
+from rayllm.api.embeds import check_embeds, lengths, marked, placed
 from rayllm.api.forced import Forced, forced_calls
 from rayllm.api.front import Counted, Front, Prompt, Usage, check_stream
 from rayllm.api.functions import NAMES, with_function_call, with_tools
@@ -20,6 +21,7 @@ from rayllm.api.parsing import delta_of, message_of
 from rayllm.api.stored_chats import StoredChats
 from rayllm.api.wire import ChatRequest
 from rayllm.errors import RequestError
+from rayllm.messages.engine import Embeds
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import check_logprobs, output_room
 
@@ -55,7 +57,7 @@ class Chat:
         external_id = f"{prefix}{front.name_call(call, request)}"
         choices = await front.submit(request, [ready.prompt], ready.params, external_id)
         usage = Usage([ready.prompt], choices, front.settings.prompt_tokens_details)
-        writer = ChatWriter(front, request, external_id, ready.model, ready.role, ready.prompt.token_ids, usage)
+        writer = ChatWriter(front, request, external_id, ready.model, ready.role, ready.prompt, usage)
         return BegunChat(choices, writer, usage, external_id, ready.model)
 
     async def prepare(self, request: ChatRequest) -> "ReadyChat":
@@ -85,7 +87,7 @@ class Chat:
         forced = _forced(request, params)
         if forced is not None:
             params = msgspec.structs.replace(params, structured_outputs=forced.form)
-        ids = await self.render(request)
+        ids, embeds = await self._prompt(request)
         ids = front.sampling.truncated(ids, request)
         room = output_room(len(ids), wanted, front.limits)
         role = front.settings.response_role if request.add_generation_prompt is not False else last_role(request)
@@ -108,7 +110,17 @@ class Chat:
         if request.thinking_token_budget is not None:
             thinking = front.parsers.thinking(request.thinking_token_budget, ids, continued)
             params = msgspec.structs.replace(params, thinking=thinking)
-        return ReadyChat(model, params, Prompt(ids, room, echo, parsing), role)
+        return ReadyChat(model, params, Prompt(ids, room, echo, parsing, embeds), role)
+
+    async def _prompt(self, request: ChatRequest) -> tuple[list[int], tuple[Embeds, ...]]:
+        """The tokens of a conversation, and what stands in place of some of them."""
+        messages, files = marked(request.messages or ())
+        if not files:
+            return await self.render(request), ()
+        check_embeds(self._front, request)
+        tokens = lengths(files)
+        ids = await self.render(request.model_copy(update={"messages": messages}), tokens)
+        return placed(ids, files, tokens)
 
     async def check_room(self, request: ChatRequest) -> None:
         """Check that the conversation leaves room for an answer.
@@ -120,14 +132,14 @@ class Chat:
         ids = await self.render(request)
         output_room(len(ids), request.max_completion_tokens, self._front.limits)
 
-    async def render(self, request: ChatRequest) -> list[int]:
-        """The tokens of its conversation.
+    async def render(self, request: ChatRequest, embeds: Sequence[int] = ()) -> list[int]:
+        """The tokens of its conversation. `embeds` are as `rayllm.api.conversation.render` has them.
 
         Raises:
             RequestError: the conversation cannot be rendered.
         """
         with_tools = self._front.settings.unused_tools or request.tool_choice != "none"
-        return await render(self._front, request, bool(request.add_special_tokens), with_tools)
+        return await render(self._front, request, bool(request.add_special_tokens), with_tools, embeds)
 
     def _alternatives(self, request: ChatRequest) -> int | None:
         """How many alternatives to report beside each token; None: no logprobs."""
@@ -165,9 +177,9 @@ class ChatWriter:
     """Writes answers of chat completions."""
 
     def __init__(
-        self, front: Front, request: ChatRequest, id_: str, model: str, role: str, prompt_ids: list[int], usage: Usage
+        self, front: Front, request: ChatRequest, id_: str, model: str, role: str, prompt: Prompt, usage: Usage
     ) -> None:
-        self._request, self._role, self._prompt_ids, self._usage = request, role, prompt_ids, usage
+        self._request, self._role, self._prompt_ids, self._usage = request, role, prompt.shown_ids(), usage
         self._logprobs = LogprobsWriter(
             front.renderer.speller, request.return_tokens_as_token_ids or front.settings.tokens_as_token_ids
         )

@@ -1,6 +1,5 @@
 """`POST /v1/completions`."""
 
-import base64
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +9,14 @@ import msgspec
 from rayllm.api.answer import DONE, answer, encode
 from rayllm.api.call import Call
 from rayllm.api.choice import Choice, Echo, Piece
+from rayllm.api.embeds import check_embeds
 from rayllm.api.front import Front, Prompt, Usage, check_stream
 from rayllm.api.logprobs import LogprobsWriter, offsets_of
 from rayllm.api.parse import parse_request
 from rayllm.api.wire import CompletionRequest
 from rayllm.errors import RequestError
-from rayllm.messages.embeds import FIELD, saved_shape
+from rayllm.messages.embeds import decoded, saved_shape
+from rayllm.messages.engine import Embeds
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import check_ids, output_room
 
@@ -61,24 +62,15 @@ class Completions:
         prompts = [self._embedded(request, saved) for saved in _listed(request.prompt_embeds)]
         if not prompts or request.prompt not in (None, ""):  # clients that must send a prompt send an empty one
             prompts += [await self._prompt(request, prompt) for prompt in prompts_of(request.prompt)]
-        if sum(len(prompt.embeds or b"") for prompt in prompts) * params.n > front.settings.max_body_bytes:
-            raise RequestError("prompt_embeds are too large for so many choices; send several requests", FIELD)
         return model, params, prompts
 
     def _embedded(self, request: CompletionRequest, encoded: str) -> Prompt:
         front = self._front
-        if not front.settings.prompt_embeds:
-            raise RequestError("prompt_embeds are not taken; start the server with --enable-prompt-embeds", FIELD)
-        for name in ("echo", "truncate_prompt_tokens", "prompt_logprobs"):
-            if (asked := getattr(request, name)) is not None and asked is not False:
-                raise RequestError(f"{name} needs the tokens of the prompt, which prompt_embeds do not tell", name)
-        try:
-            saved = base64.b64decode(encoded, validate=True)
-        except ValueError as error:
-            raise RequestError(f"prompt_embeds must be base64: {error}", FIELD) from None
+        check_embeds(front, request)
+        saved = decoded(encoded)
         tokens, _ = saved_shape(saved)
         room = output_room(tokens, request.max_tokens, front.limits, _DEFAULT_MAX_TOKENS)
-        return Prompt([0] * tokens, room, embeds=saved)
+        return Prompt([0] * tokens, room, embeds=(Embeds(0, saved),))
 
     async def _prompt(self, request: CompletionRequest, prompt: str | list[int]) -> Prompt:
         front = self._front
@@ -172,7 +164,7 @@ class CompletionWriter:
         if self._token_ids:
             out["token_ids"] = piece.token_ids
             prompt = self._prompts[index // self._per_prompt]
-            out["prompt_token_ids"] = prompt.token_ids if first and prompt.embeds is None else None
+            out["prompt_token_ids"] = prompt.shown_ids() if first else None
         return out
 
 

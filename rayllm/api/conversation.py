@@ -1,5 +1,6 @@
 """From the conversation in a request to token ids; shared by chat completions and `/tokenize`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rayllm.api.front import Front
@@ -9,9 +10,15 @@ from rayllm.render.conversation import check_messages
 
 
 async def render(
-    front: Front, request: ChatTemplateFields, add_special_tokens: bool, with_tools: bool = True
+    front: Front,
+    request: ChatTemplateFields,
+    add_special_tokens: bool,
+    with_tools: bool = True,
+    embeds: Sequence[int] = (),
 ) -> list[int]:
     """Token ids of the conversation; `with_tools` false leaves its tools out.
+
+    `embeds` are the lengths of what stands in place of marks in its contents; see `rayllm.render.embeds`.
 
     Raises:
         RequestError: a field or message is wrong, or the template refuses the conversation.
@@ -39,6 +46,7 @@ async def render(
         "chat_template_kwargs": request.chat_template_kwargs,
         "add_special_tokens": add_special_tokens,
         "reasoning_effort": request.reasoning_effort,
+        "embeds": list(embeds) or None,
     }
     given = {name: value for name, value in options.items() if value is not None}
     return await front.service.render_chat(request.messages, (request.tools or None) if with_tools else None, given)

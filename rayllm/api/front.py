@@ -18,7 +18,8 @@ from rayllm.api.service import Service, Stream
 from rayllm.api.wire import SamplingFields, Wire
 from rayllm.config.serve import FrontendSettings
 from rayllm.errors import ConfigError, ModelNotFound, RequestError
-from rayllm.messages.engine import Add
+from rayllm.messages.embeds import FIELD
+from rayllm.messages.engine import Add, Embeds
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import Limits
 from rayllm.render.renderer import Renderer
@@ -36,8 +37,12 @@ class Prompt:
     echo: Echo | None = None
     parsing: Parsing | None = None
     """How the texts that follow it are parsed."""
-    embeds: bytes | None = None
-    """A file of `torch.save` with what stands in place of the tokens, which are then all 0."""
+    embeds: tuple[Embeds, ...] = ()
+    """What stands in place of tokens, which are then 0."""
+
+    def shown_ids(self) -> list[int] | None:
+        """The tokens for those who ask; None where embeddings stand in place of some."""
+        return None if self.embeds else self.token_ids
 
 
 class Front:
@@ -105,6 +110,8 @@ class Front:
             raise RequestError("echo needs text, and this server gives token ids only", "echo")
         if len(prompts) * params.n > _MOST_CHOICES:
             raise RequestError(f"the request asks for more than {_MOST_CHOICES} choices; send several", "n")
+        if sum(len(one.saved) for prompt in prompts for one in prompt.embeds) * params.n > self.settings.max_body_bytes:
+            raise RequestError("prompt_embeds are too large for so many choices; send several requests", FIELD)
         room = min(prompt.max_tokens for prompt in prompts)
         if params.min_tokens > room:
             message = f"min_tokens is {params.min_tokens}, but the output may have {room} tokens at most"

@@ -157,6 +157,8 @@ class Rendering:
     async def render(self, call: Call, request: ChatRequest) -> None:
         """Answer with a chat as one request, whichever API it came by."""
         ready = await call.while_connected(self._chat.prepare(request))
+        if ready.prompt.embeds:
+            raise RequestError("prompt_embeds cannot be written as token ids; send them to be answered", FIELD)
         await call.json(_generate_fields(call, request, ready.model, ready.params, ready.prompt))
 
     async def completions(self, call: Call) -> None:

@@ -23,8 +23,10 @@ class Info:
         await call.json({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, call: Call) -> None:
-        """One of them."""
+        """One of them, or all where the path ends in a slash."""
         name, names = call.scope["path_params"]["id"], self._front.settings.served_model_names
+        if not name:
+            return await self.models(call)
         if name not in names:
             raise model_not_found(name, names)
         await call.json(self._card(name))

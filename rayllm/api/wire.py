@@ -172,7 +172,7 @@ _MEDIA = "this server takes and gives text only"
 
 REFUSED: Mapping[str, Refusal] = {
     "early_stopping": Refusal("beam search stops when no beam can get better; leave the field out", (False,)),
-    "prompt_embeds": Refusal("prompts as embeddings are taken by /v1/completions"),
+    "prompt_embeds": Refusal("embeddings are taken as parts of contents, and by /v1/completions"),
     "modalities": Refusal(_MEDIA, (["text"],)),
     "audio": Refusal(_MEDIA),
     "mm_processor_kwargs": Refusal(_MEDIA),

@@ -1,12 +1,15 @@
 """The engine's door: what is checked before a request may enter the loop, where it could do harm."""
 
+import msgspec
+
 from rayllm.config.engine import EngineConfig
 from rayllm.engine.request import Request
 from rayllm.errors import ContextTooLong, RequestError
 from rayllm.kv.prefix import root_hash
-from rayllm.messages.embeds import FIELD, read_saved
+from rayllm.messages.embeds import FIELD, read_saved, saved_shape
 from rayllm.messages.engine import Add
 from rayllm.messages.sampling import SamplingParams
+from rayllm.messages.worker import EmbeddedRows
 
 
 class Admission:
@@ -52,14 +55,14 @@ class Admission:
                 f"no logits processor is named {sorted(unknown)[0]!r}; load it with --logits-processors", "vllm_xargs"
             )
 
-    def read_embeds(self, add: Add) -> bytes | None:
-        """The rows of float32 that stand in place of the prompt's tokens, if any do.
+    def read_embeds(self, add: Add) -> tuple[EmbeddedRows, ...]:
+        """What stands in place of tokens of the prompt.
 
         Raises:
-            RequestError: they cannot be used.
+            RequestError: it cannot be used.
         """
-        if add.prompt_embeds is None:
-            return None
+        if not add.prompt_embeds:
+            return ()
         if not self._config.prompt_embeds:
             raise RequestError("prompt_embeds are taken by servers that --enable-prompt-embeds lets do so", FIELD)
         sampling = add.sampling
@@ -69,10 +72,16 @@ class Admission:
         ):
             if asked:
                 raise RequestError(f"{name} needs the tokens of the prompt, which prompt_embeds do not tell", name)
-        width = self._config.model.config["hidden_size"]
-        return read_saved(add.prompt_embeds, len(add.prompt_token_ids), width).tobytes()
+        width, reached, read = self._config.model.config["hidden_size"], 0, []
+        for one in add.prompt_embeds:
+            tokens, _ = saved_shape(one.saved)
+            if one.at < reached or one.at + tokens > len(add.prompt_token_ids):
+                raise RequestError(f"{FIELD} do not stand within the prompt one after another", FIELD)
+            reached = one.at + tokens
+            read.append(EmbeddedRows(one.at, tokens, read_saved(one.saved, tokens, width).tobytes()))
+        return tuple(read)
 
-    def make_request(self, client: int, add: Add, now: float, embeds: bytes | None = None) -> Request:
+    def make_request(self, client: int, add: Add, now: float, embeds: tuple[EmbeddedRows, ...] = ()) -> Request:
         """The request that the loop works on."""
         sampling = add.sampling
         length, longest = len(add.prompt_token_ids), self._config.max_model_len
@@ -80,7 +89,8 @@ class Admission:
         eos = frozenset() if sampling.ignore_eos else self._eos
         return Request(
             client, add, limit=limit, stop_ids=eos | frozenset(sampling.stop_token_ids),
-            root=root_hash(add.cache_salt, embeds=embeds), now=now, embeds=embeds,
+            root=root_hash(add.cache_salt, embeds=msgspec.msgpack.encode(embeds) if embeds else b""), now=now,
+            embeds=embeds,
         )  # fmt: skip
 
     def _check_thinking(self, sampling: SamplingParams) -> None:

@@ -122,7 +122,7 @@ class Engine:
         """
         self._admission.check(add)
         embeds = self._admission.read_embeds(add)
-        admitted = Admitted(client, msgspec.structs.replace(add, prompt_embeds=None) if embeds else add, embeds)
+        admitted = Admitted(client, msgspec.structs.replace(add, prompt_embeds=()) if embeds else add, embeds)
         structured = add.sampling.structured_outputs
         return self._inbox.put(admitted, None if structured is None else self._executor.prepare_grammar(structured))
 
@@ -156,7 +156,7 @@ class Engine:
             load=self._load, prompt_tokens=metrics.prompt_tokens, generation_tokens=metrics.generation_tokens,
             preemptions=counters.preemptions, prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits, cascade_steps=metrics.cascade_steps, finished=dict(metrics.finished),
-            blocks_total=pool.num_blocks, blocks_free=pool.free,
+            rejected=self._inbox.rejected, blocks_total=pool.num_blocks, blocks_free=pool.free,
             histograms={name: d.snapshot() for name, d in metrics.histograms.items()},
             estimates=dict(self._work.totals) if self._work is not None else {},
         )  # fmt: skip

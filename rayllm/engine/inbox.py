@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from rayllm.errors import EngineDead, Overloaded, RequestError
 from rayllm.messages.engine import Add
+from rayllm.messages.worker import EmbeddedRows
 
 Key = tuple[int, int]
 """Number of a client, and its number of a request."""
@@ -21,7 +22,7 @@ class Admitted:
 
     client: int
     add: Add
-    embeds: bytes | None = None
+    embeds: tuple[EmbeddedRows, ...] = ()
     grammar: object = None
 
     @property
@@ -62,6 +63,8 @@ class Inbox:
         """Those of the open requests whose grammar is being compiled."""
         self._stopping = False
         self._dead: str | None = None
+        self.rejected = 0
+        """Requests that were refused because too many ran or waited."""
 
     @property
     def dead(self) -> str | None:
@@ -88,6 +91,7 @@ class Inbox:
             if key in self._open:
                 raise RequestError(f"request id {admitted.add.request_id} is in use", "request_id")
             if len(self._open) >= self._most_open:
+                self.rejected += 1
                 raise Overloaded(f"{len(self._open)} requests run or wait, which is the limit")
             self._open.add(key)
             if grammar is None:

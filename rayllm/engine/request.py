@@ -4,6 +4,7 @@ from enum import Enum, auto
 
 from rayllm.messages.engine import Add
 from rayllm.messages.ingress import RequestOutput, TokenLogprobs
+from rayllm.messages.worker import EmbeddedRows
 
 
 class State(Enum):
@@ -46,11 +47,11 @@ class Request:
         stop_ids: frozenset[int],
         root: bytes,
         now: float,
-        embeds: bytes | None = None,
+        embeds: tuple[EmbeddedRows, ...] = (),
     ) -> None:
         """`limit` is the most tokens, prompt included, that it may reach; `stop_ids` end it.
 
-        `embeds` are rows of float32 that stand in place of the prompt's tokens.
+        `embeds` stand in place of tokens of the prompt.
         """
         self.client = client
         self.add = add

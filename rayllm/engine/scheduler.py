@@ -285,7 +285,7 @@ class Scheduler:
                 row=request.row, token_ids=list(request.tokens), prompt_length=request.num_prompt,
                 computed=request.computed, block_ids=list(request.blocks), sampling=sampling,
                 choice_index=request.add.choice_index,
-                embeds=request.embeds if request.computed < request.num_prompt else None,
+                embeds=request.embeds if request.computed < request.num_prompt else (),
             )
         )  # fmt: skip
         self._schedule(draft, request, tokens)

@@ -1,12 +1,14 @@
 """Messages of gRPC to and from the JSON of the HTTP API.
 
-Requests raise a RequestError where they hold what JSON cannot: numbers that are not finite.
+Requests raise a RequestError where they hold what JSON cannot, numbers that are not finite, or text that should be JSON
+and is not.
 """
 
 import math
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import ListValue, Struct
 
@@ -56,8 +58,10 @@ def answer(body: Json) -> pb.Answer:
         prompt_ids = body["choices"][0].get("prompt_token_ids")
     out.prompt_token_ids.extend(prompt_ids or ())
     if usage := body.get("usage"):
-        details = usage.pop("prompt_tokens_details", None) or {}
-        out.usage.CopyFrom(pb.Usage(**usage, cached_tokens=details.get("cached_tokens")))
+        read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+        counts = {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+        cached, reasoning = read.get("cached_tokens"), written.get("reasoning_tokens")
+        out.usage.CopyFrom(pb.Usage(**counts, cached_tokens=cached, reasoning_tokens=reasoning))
     return out
 
 
@@ -77,11 +81,16 @@ def _fields(message: Message) -> Json:
     """The fields that are set, those of `parameters` among them."""
     fields: Json = {}
     for field, value in message.ListFields():
-        if field.name == "parameters":
+        if isinstance(value, pb.Parameters):
             fields |= _fields(value)
         elif field.name == "messages":
-            # Unlike other fields, an empty content is one.
-            fields["messages"] = [{"role": each.role, "content": each.content} for each in value]
+            fields["messages"] = [_message(each) for each in value]
+        elif field.name == "tools":
+            fields["tools"] = [_tool(each, f"tools[{i}]") for i, each in enumerate(value)]
+        elif field.name == "tool_choice":
+            fields["tool_choice"] = value.mode or _named(value.function)
+        elif isinstance(value, pb.StructuredOutputs):
+            fields[field.name] = _fields(value)
         elif field.name == "logit_bias":
             fields["logit_bias"] = {str(token_id): _finite(bias, "logit_bias") for token_id, bias in value.items()}
         elif isinstance(value, Struct):
@@ -91,6 +100,32 @@ def _fields(message: Message) -> Json:
         else:
             fields[field.name] = list(value) if field.is_repeated else value
     return fields
+
+
+def _message(message: pb.Message) -> Json:
+    fields = {name: value for name in ("tool_call_id", "name", "reasoning") if (value := getattr(message, name))}
+    calls = [
+        {**({"id": call.id} if call.id else {}), "type": "function", "function": _fields(call.function)}
+        for call in message.tool_calls
+    ]
+    # Unlike other fields, an empty content is one.
+    return {"role": message.role, "content": message.content, **fields, **({"tool_calls": calls} if calls else {})}
+
+
+def _tool(tool: pb.Tool, place: str) -> Json:
+    function = _fields(tool.function)
+    if "parameters" in function:
+        place = f"{place}.function.parameters"
+        try:
+            msgspec.json.decode(function["parameters"])
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise RequestError(f"{place} is not JSON: {error}", place) from None
+        function["parameters"] = msgspec.Raw(function["parameters"].encode())
+    return {"type": "function", "function": function}
+
+
+def _named(function: str) -> Json:
+    return {"type": "function", "function": {"name": function}}
 
 
 def _finite(value: float, name: str) -> float:
@@ -120,6 +155,8 @@ def _choice(choice: Json) -> pb.Choice:
         text=said.get("content"),
         token_ids=choice.get("token_ids"),
         finish_reason=choice.get("finish_reason"),
+        tool_calls=[_tool_call(i, call) for i, call in enumerate(said.get("tool_calls") or ())],
+        reasoning=said.get("reasoning"),
     )
     match choice.get("stop_reason"):
         case str() as text:
@@ -130,6 +167,12 @@ def _choice(choice: Json) -> pb.Choice:
         chat = "content" in logprobs
         out.logprobs.extend(_of_chat(logprobs["content"]) if chat else _of_text(logprobs))
     return out
+
+
+def _tool_call(place: int, call: Json) -> pb.ToolCall:
+    # Only those of streams tell their index.
+    index = call.get("index", place)
+    return pb.ToolCall(index=index, id=call.get("id"), function=pb.CalledFunction(**call["function"]))
 
 
 def _of_chat(tokens: Iterable[Json]) -> Iterable[pb.TokenLogprobs]:

@@ -17,13 +17,13 @@ BlockHash = Callable[[bytes, list[int]], bytes]
 OPTION = "--prefix-caching-hash-algo"
 
 
-def root_hash(cache_salt: str = "", adapter: str = "", embeds: bytes | None = None) -> bytes:
+def root_hash(cache_salt: str = "", adapter: str = "", embeds: bytes = b"") -> bytes:
     """The parent of a first block. Requests with different roots share nothing.
 
-    `embeds` are those that stand in place of a prompt: only prompts of the very same share.
+    `embeds` say what stands in place of tokens of a prompt, and where: only prompts of the very same share.
     """
     root = sha256(f"{len(cache_salt)}:{cache_salt}{adapter}".encode()).digest()
-    return root if embeds is None else sha256(b"embeds" + root + embeds).digest()
+    return root if not embeds else sha256(b"embeds" + root + embeds).digest()
 
 
 def block_hash(parent: bytes, token_ids: list[int]) -> bytes:

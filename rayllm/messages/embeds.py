@@ -4,6 +4,7 @@ Such a file is an archive of stored records, among them `data.pkl`, which descri
 description is read as data: an opcode that a plain tensor does not need is refused, and no name in it is looked up.
 """
 
+import base64
 import io
 import pickletools
 import zipfile
@@ -36,6 +37,18 @@ class _Saved:
     offset: int
     shape: tuple[int, int]
     strides: tuple[int, int]
+
+
+def decoded(encoded: Any) -> bytes:
+    """The file that a client has sent in base64.
+
+    Raises:
+        RequestError: it is none.
+    """
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{FIELD} must be base64: {error}", FIELD) from None
 
 
 def saved_shape(saved: bytes) -> tuple[int, int]:

@@ -14,6 +14,14 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     ingress_id: str
 
 
+class Embeds(msgspec.Struct, frozen=True, array_like=True):
+    """A file of `torch.save` whose tensor's rows stand in place of tokens of a prompt."""
+
+    at: int
+    """The first of these tokens."""
+    saved: bytes
+
+
 class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defaults=True):
     """One choice of one request.
 
@@ -33,8 +41,8 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, tag="add", omit_defaults=Tr
     """Unix seconds at which the request entered the service."""
     cache_salt: str = ""
     """Prefixes are shared only between requests of the same salt."""
-    prompt_embeds: bytes | None = None
-    """A file of `torch.save` whose tensor's rows stand in place of the prompt's tokens, which are then all 0."""
+    prompt_embeds: tuple[Embeds, ...] = ()
+    """What stands in place of some of the prompt's tokens, or of all, in order; these tokens are 0."""
     external_id: str = ""
     """The id that clients and logs know, such as `chatcmpl-...`."""
 

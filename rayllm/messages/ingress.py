@@ -152,6 +152,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that computed attention over a prefix once for all requests that share it."""
     finished: dict[str, int] = {}
     """Ended requests by reason: stop, length, abort, error."""
+    rejected: int = 0
+    """Requests that were refused because too many ran or waited."""
     blocks_total: int = 0
     blocks_free: int = 0
     """Free blocks, cached ones included."""

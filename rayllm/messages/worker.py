@@ -9,6 +9,16 @@ from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
 
 
+class EmbeddedRows(msgspec.Struct, frozen=True, array_like=True):
+    """What stands in place of tokens of a prompt."""
+
+    at: int
+    """The first of these tokens."""
+    count: int
+    data: bytes
+    """Rows of float32, one for each token."""
+
+
 class StartRow(msgspec.Struct, frozen=True, array_like=True):
     """A request takes a row: a new one, or one that goes on after a preemption."""
 
@@ -22,8 +32,8 @@ class StartRow(msgspec.Struct, frozen=True, array_like=True):
     """One for each group of layers in turn, for each stretch of tokens; any where no layer of the group will look."""
     sampling: SamplingParams
     choice_index: int
-    embeds: bytes | None = None
-    """Rows of float32 that stand in place of the prompt's tokens; None if none do, or all are computed already."""
+    embeds: tuple[EmbeddedRows, ...] = ()
+    """In order; none if all are computed already."""
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

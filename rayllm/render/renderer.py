@@ -9,6 +9,7 @@ import jinja2
 from rayllm.config.serve import FrontendSettings
 from rayllm.errors import ConfigError, RequestError
 from rayllm.render.chat import ChatTemplate
+from rayllm.render.embeds import encode_around
 from rayllm.render.tokenizer import Tokenizer, check_encodable, no_tokenizer
 
 Json = dict[str, Any]
@@ -96,12 +97,19 @@ class Renderer:
 
         `options` may hold, with these defaults: `add_generation_prompt` True, `continue_final_message` False,
         `documents` None, `chat_template` None (a template's text), `chat_template_kwargs` None,
-        `add_special_tokens` False (templates write the start token themselves), `reasoning_effort` None.
+        `add_special_tokens` False (templates write the start token themselves), `reasoning_effort` None, and `embeds`
+        (), how many holes are to stand in place of each mark in the contents; see `rayllm.render.embeds`.
 
         Raises:
             RequestError: the model has no chat template, or it refuses the conversation or knows no such effort.
         """
-        return self._encode(self.render_text(messages, tools, options), bool(options.get("add_special_tokens")))
+        text, special = self.render_text(messages, tools, options), bool(options.get("add_special_tokens"))
+        check_encodable(text, "messages")
+        encode = self.tokenizer.encode
+        if not (embeds := options.get("embeds")):
+            return encode(text, special)
+        inside = self.tokenizer.encode_inside
+        return encode_around(text, embeds, lambda part, first: encode(part, special) if first else inside(part))
 
     def render_text(self, messages: list[Json], tools: list[Json] | None, options: Mapping[str, Any]) -> str:
         """The text that `render_chat` encodes."""
@@ -141,10 +149,6 @@ class Renderer:
             for text in (word, " " + word.lstrip()):
                 found[tuple(self.tokenizer.encode_inside(text))] = None
         return tuple(ids for ids in found if ids)
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        check_encodable(text, "messages")
-        return self.tokenizer.encode(text, add_special_tokens)
 
     def _check_tokenizer(self, param: str) -> None:
         if not self._has_tokenizer:

@@ -29,6 +29,8 @@ from rayllm.config.serve import FrontendSettings, LogSettings
 from rayllm.errors import ConfigError
 from rayllm.logs import configure_logging
 from rayllm.model.precheck import check_model
+from rayllm.plugins import check_plugins
+from rayllm.serving.autoscaling import KEY, EngineScaling
 from rayllm.serving.engine_server import EngineServer
 from rayllm.serving.renderer_server import RendererServer
 from rayllm.serving.router import Router
@@ -98,11 +100,12 @@ class Runtime:
         )  # fmt: skip
 
 
-def engine_app(resolved: Resolved, runtime: Runtime) -> Application:
+def engine_app(resolved: Resolved, runtime: Runtime, scaling: EngineScaling | None = None) -> Application:
     """The engines alone, as an application whose handle takes `generate` and `stream`."""
+    scaling = scaling or EngineScaling()
     deployment = serve.deployment(
         name="engine",
-        num_replicas=resolved.serve.engines,
+        **scaling.replicas(resolved.engine, resolved.serve.engines),
         # Without an option of Ray's own for it: everything must come up where Ray sees a single CPU.
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=MANY,
@@ -134,27 +137,33 @@ def renderer_app(resolved: Resolved, runtime: Runtime) -> Application:
 def build(args: Mapping[str, Any]) -> Application:
     """The whole service as one Serve application: what `serve run rayllm.serving.application:build` calls.
 
-    `args` are the options of `rayllm serve` without dashes in front, as strings or YAML values.
+    `args` are the options of `rayllm serve` without dashes in front, as strings or YAML values. `deployment_config`
+    beside them says how the engines are scaled; see `EngineScaling`.
 
     Raises:
         ConfigError, ModelError: an option or the model cannot be used.
     """
     environment = Environment.read(os.environ)
-    given = parse_mapping(args, registry())
+    scaling = EngineScaling.read(args.get(KEY))
+    given = parse_mapping({name: value for name, value in args.items() if name != KEY}, registry())
     for name in SERVE_ONLY:
         if name in given:
             raise ConfigError(f"--{name}", "has no effect under serve run", "use Serve's own http_options")
     values = registry().values(given)
     unknown = check_names(os.environ, values["fail-on-environ-validation"])
     resolved = load(values, environment.api_key)
+    if scaling.autoscaling is not None and resolved.serve.engines > 1:
+        raise ConfigError(f"{KEY}.autoscaling_config", "contradicts --data-parallel-size", "leave one of them out")
+    resolved = replace(resolved, engine=scaling.limited(resolved.engine))
     for note in (*unknown, *resolved.notes):
         log.warning(note)
     check_model(resolved.engine)
+    check_plugins(resolved.engine)
     for path in resolved.serve.frontend.middleware:
         import_middleware(path)
     connect_tools(resolved.serve.frontend.tool_servers)
     runtime = Runtime.of(environment, resolved.serve.log_config)
-    engines = engine_app(resolved, runtime)
+    engines = engine_app(resolved, runtime, scaling)
     ingress = serve.deployment(
         name="ingress",
         num_replicas=resolved.serve.http.servers,
@@ -172,6 +181,7 @@ def build(args: Mapping[str, Any]) -> Application:
         renderer_app(resolved, runtime),
         resolved.serve.log_stats,
         resolved.serve.aggregate_stats,
+        scaling.from_zero,
     )
 
 
@@ -187,6 +197,7 @@ class Ingress:
         renderer: DeploymentHandle[Any],
         log_stats: bool,
         aggregate_stats: bool,
+        from_zero: bool,
     ) -> None:
         configure_logging(runtime.logs)
         context = serve.get_replica_context()
@@ -194,7 +205,7 @@ class Ingress:
         # Else replicas would give equal seeds to different requests.
         frontend = replace(frontend, seed=frontend.seed + (context.rank.rank << 64))
         self._app, self._service = build_frontend(frontend, ingress_id, runtime.limits)
-        self._service.attach(engines, router, renderer, log_stats, aggregate_stats)
+        self._service.attach(engines, router, renderer, log_stats, aggregate_stats, from_zero)
         await self._service.wait_healthy()
 
     def __serve_build_asgi_app__(self) -> FastAPI:

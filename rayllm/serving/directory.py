@@ -1,16 +1,13 @@
-"""Where the engine replicas are, as an ingress finds out: by a `Watch` and pinned calls on a Serve handle."""
+"""Where the engine replicas are, as an ingress finds out: from a handle's request router, and by pinned calls."""
 
 import asyncio
-import logging
 from typing import Any
 
 import ray
 from ray.serve.handle import DeploymentHandle
 
-from rayllm.serving.pins import Changed, Pin, Watch
+from rayllm.serving.pins import Changed, Pin, replicas_of
 from rayllm.serving.session_server import Address
-
-log = logging.getLogger(__name__)
 
 
 class ServeDirectory:
@@ -20,13 +17,12 @@ class ServeDirectory:
         """`host` names the machine of this process; replicas of the same one are reached without the network."""
         self._engines = engines
         self._host = host
-        self._watch: Watch | None = None
-        self._registration: asyncio.Task[None] | None = None
 
     def watch(self, changed: Changed) -> None:
-        """See `Directory.watch`. The first call of `changed` comes with the first replica."""
-        self._watch = Watch(changed)
-        self._registration = asyncio.get_running_loop().create_task(self._register(self._watch))
+        """See `Directory.watch`."""
+        replicas_of(self._engines.app_name, self._engines.deployment_name).watch(changed)
+        # Has the handle make its request router. A call would too, but where there is no replica ask for one.
+        self._engines.options(method_name="open_session")
 
     async def open(self, replica_id: str) -> Address:
         """See `Directory.open`."""
@@ -39,12 +35,14 @@ class ServeDirectory:
         assert isinstance(address, Address)
         return address
 
-    async def _register(self, watch: Watch) -> None:
+    async def wake(self) -> None:
+        """See `Directory.wake`."""
+        response = self._engines.wake.remote()
         try:
-            await self._engines.announce.remote(watch)
-        except Exception as error:
-            # The router saw the watch before the call left, so that a replica that fails here does no harm.
-            log.debug("the replica that got the watch did not answer: %r", error)
+            await response
+        except asyncio.CancelledError:
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
 
 
 def machine_address() -> str:

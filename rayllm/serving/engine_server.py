@@ -14,10 +14,11 @@ from rayllm.config.serve import FrontendSettings, LogSettings
 from rayllm.errors import EngineDead
 from rayllm.logs import configure_logging
 from rayllm.messages.generation import Generation, Piece, Prompt
+from rayllm.serving.autoscaling import LOAD
 from rayllm.serving.directory import machine_address
 from rayllm.serving.fleet import Fleet
 from rayllm.serving.generation import Generator
-from rayllm.serving.pins import Pin, Watch
+from rayllm.serving.pins import Pin
 from rayllm.serving.session_server import Address, SessionServer
 from rayllm.serving.wire import SessionLimits
 
@@ -46,6 +47,7 @@ class EngineServer:
         self._limits = limits
         self._generator: Generator | None = None
         self._fleet: Fleet | None = None
+        self._ended = 0
         self._host = machine_address()
         engine_id = serve.get_replica_context().replica_id.unique_id
         self._engine = Engine.build(engine)
@@ -53,8 +55,8 @@ class EngineServer:
         self._sessions.start()
         log.info("engine %s serves", engine_id)
 
-    async def announce(self, watch: Watch) -> None:
-        """For `ServeDirectory`: the call is seen by the caller's request router, and that is all it is for."""
+    async def wake(self) -> None:
+        """For `ServeDirectory`: a call that waits for a replica, and so has Serve start one."""
 
     async def open_session(self, pin: Pin, host: str) -> Address:
         """Where and by which secret the caller, a process on machine `host`, may open a session with this replica."""
@@ -88,6 +90,13 @@ class EngineServer:
             Exception: what the method raises.
         """
         return await asyncio.to_thread(self._engine.collective_rpc, method, *args, **kwargs)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve where the engines are autoscaled: what `rayllm.serving.autoscaling.by_load` goes by."""
+        stats = await asyncio.to_thread(self._engine.stats)
+        ended, self._ended = self._ended, sum(stats.finished.values())
+        # One that came and went since the last call counts too, else sparse requests would look like none.
+        return {LOAD: float(max(stats.load.running + stats.load.waiting, self._ended > ended))}
 
     async def check_health(self) -> None:
         """Called by Serve; an exception makes it replace the replica.
@@ -131,6 +140,9 @@ class _OwnEngine:
     async def open(self, replica_id: str) -> Address:
         """See `Directory.open`."""
         return self._sessions.address()
+
+    async def wake(self) -> None:
+        """See `Directory.wake`."""
 
 
 def _exit_soon(reason: str) -> None:

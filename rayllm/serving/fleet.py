@@ -1,10 +1,11 @@
 """All engines as one ingress sees them: keeps a session with each, places requests, and moves them when one is lost."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -35,6 +36,10 @@ class Directory(Protocol):
         """How to open a session with a replica. Any exception means that it is not to be had now."""
         ...
 
+    async def wake(self) -> None:
+        """Return when a replica runs. As long as somebody waits here, one is to be started where there is none."""
+        ...
+
 
 class Fleet:
     """Sessions with all engines. Belongs to the event loop in which `start` was called."""
@@ -45,17 +50,23 @@ class Fleet:
         ingress_id: str,
         limits: SessionLimits | None = None,
         choose: Chooser | None = None,
+        from_zero: bool = False,
     ) -> None:
+        """With `from_zero` engines come up when they are asked for, and having none is no fault."""
         self._directory = directory
         self._ingress_id = ingress_id
         self._limits = limits or SessionLimits()
         self._choose = choose
+        self._from_zero = from_zero
         self._request_ids = itertools.count(1)
         self._listed: frozenset[str] = frozenset()
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._sessions: dict[str, Session] = {}
         self._moves: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self._waiting = 0
+        """Requests that wait for an engine to come up."""
+        self._waker: asyncio.Task[None] | None = None
         self._last_failure = "no engine has been seen yet"
         self._closed = False
         self.placed = 0
@@ -75,7 +86,7 @@ class Fleet:
         """Close all sessions; what runs fails with `ReplicaLost`."""
         self._closed = True
         self._changed.set()
-        tasks = [*self._keepers.values(), *self._moves]
+        tasks = [*self._keepers.values(), *self._moves, *([self._waker] if self._waker else [])]
         for task in tasks:
             task.cancel()
         for session in list(self._sessions.values()):
@@ -90,8 +101,10 @@ class Fleet:
         return list(self._sessions.values())
 
     def healthy(self) -> str | None:
-        """None while an engine serves, else why none does."""
-        return None if self._sessions else self._last_failure
+        """None while an engine serves, or would if it were asked; else why none does."""
+        if self._sessions or (self._from_zero and not self._listed):
+            return None
+        return self._last_failure
 
     def load(self) -> int:
         """Requests that run or wait in all engines."""
@@ -160,7 +173,7 @@ class Fleet:
     async def _place_new(self, streams: Sequence[RequestStream]) -> None:
         """Place choices of one prompt, in one engine if it takes them all, so that they share its blocks."""
         try:
-            wait_s = self._limits.admit_wait_s
+            wait_s = self._limits.replica_wait_s if self._from_zero else self._limits.admit_wait_s
             first = await self._place(streams[0], wait_s)
             await asyncio.gather(*(self._place(stream, wait_s, first) for stream in streams[1:]))
         except ReplicaLost as error:
@@ -206,8 +219,9 @@ class Fleet:
                 raise ReplicaLost("the server is shutting down")
             self._changed.clear()
             try:
-                async with asyncio.timeout_at(deadline):
-                    await self._changed.wait()
+                with self._waking():
+                    async with asyncio.timeout_at(deadline):
+                        await self._changed.wait()
             except TimeoutError:
                 raise ReplicaLost(f"no engine serves now: {self._last_failure}") from None
         open_ = [s for s in self._sessions.values() if s.engine_id not in refused]
@@ -218,6 +232,30 @@ class Fleet:
                 if session.engine_id == chosen and session.lost is None:
                     return session
         return min(listed, key=lambda s: (s.score, random.random()), default=None)
+
+    @contextlib.contextmanager
+    def _waking(self) -> Iterator[None]:
+        """Have an engine brought up while somebody waits for one."""
+        self._waiting += 1
+        if self._waker is None and self._from_zero:
+            self._waker = asyncio.get_running_loop().create_task(self._wake())
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if self._waiting == 0 and self._waker is not None:
+                self._waker.cancel()
+                self._waker = None
+
+    async def _wake(self) -> None:
+        while True:
+            if not self._listed:
+                try:
+                    await self._directory.wake()
+                except Exception as error:
+                    self._last_failure = f"no engine came up: {error or type(error).__name__}"
+                    log.debug("no engine came up: %r", error)
+            await asyncio.sleep(self._limits.retry_s)
 
     async def _move(self, stream: RequestStream) -> None:
         """Find a new place for a request whose engine is gone."""
@@ -235,6 +273,9 @@ class Fleet:
         if self._closed:
             return
         self._listed = replica_ids
+        for replica_id in self._keepers.keys() - replica_ids - self._sessions.keys():
+            # Its call would wait for a replica that is gone, and look to Serve as if it asked for another.
+            self._keepers[replica_id].cancel()
         for replica_id in replica_ids - self._keepers.keys():
             task = asyncio.get_running_loop().create_task(self._keep(replica_id))
             self._keepers[replica_id] = task

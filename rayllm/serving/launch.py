@@ -23,6 +23,7 @@ from rayllm.config.resolve import Resolved
 from rayllm.config.serve import HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import RayLLMError
 from rayllm.model.precheck import check_model
+from rayllm.plugins import check_plugins
 from rayllm.render.renderer import Renderer
 from rayllm.serving.processes import descendants, end
 from rayllm.serving.ray_cluster import Cluster
@@ -54,6 +55,7 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
     """
     began = time.monotonic()
     check_model(resolved.engine)
+    check_plugins(resolved.engine)
     if resolved.serve.http.tls is not None:
         make_context(resolved.serve.http.tls)
     frontend = resolved.serve.frontend

@@ -74,6 +74,7 @@ class _Engines(Collector):
     def _counters(self) -> Iterator[Metric]:
         yield self._counter("prompt_tokens", "Prompt tokens processed.", lambda s: s.prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated.", lambda s: s.generation_tokens)
+        yield self._counter("num_requests_rejected", "Requests refused: too many ran or waited.", lambda s: s.rejected)
         yield self._counter("num_preemptions", "Preemptions.", lambda s: s.preemptions)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", lambda s: s.prefix_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found cached.", lambda s: s.prefix_hits)

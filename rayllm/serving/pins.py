@@ -1,9 +1,11 @@
-"""Arguments of handle calls that are meant for the caller's own request router; see `rayllm.serving.request_router`.
+"""What a process's handles and their request routers tell each other; see `rayllm.serving.request_router`.
 
-They have a module of their own: Serve copies the router's module by value into other processes, where a class defined
-in it would not be the class that callers use.
+It has a module of its own: Serve copies the router's module by value into other processes, where a class defined in it
+would not be the class that callers use.
 """
 
+import functools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,14 +19,30 @@ class Pin:
     replica_id: str
 
 
-class Watch:
-    """Argument of a handle call by which `changed` gets the ids of the running replicas, now and on every change.
+class Replicas:
+    """The running replicas of a deployment, as this process's request routers hear of them. Thread-safe."""
 
-    It stays in the process: to the replica that gets the call it is a `Watch` of nothing.
-    """
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: list[Changed] = []
+        self._running: frozenset[str] | None = None
 
-    def __init__(self, changed: Changed | None = None) -> None:
-        self.changed = changed
+    def watch(self, changed: Changed) -> None:
+        """Call `changed` with their ids as soon as they are known, and on every change, from any thread."""
+        with self._lock:
+            self._watches.append(changed)
+            if self._running is not None:
+                changed(self._running)
 
-    def __reduce__(self) -> tuple[type["Watch"], tuple[()]]:
-        return Watch, ()
+    def tell(self, running: frozenset[str]) -> None:
+        """Let all know which replicas run now."""
+        with self._lock:
+            self._running = running
+            for changed in self._watches:
+                changed(running)
+
+
+@functools.cache
+def replicas_of(app: str, deployment: str) -> Replicas:
+    """Those of one deployment, the same object for all in this process."""
+    return Replicas()

@@ -1,24 +1,19 @@
 """A Serve request router that tells its own process of the replicas, and can send a call to one of them.
 
 Serve keeps the list of a deployment's running replicas current in every process that holds a handle to it, inside the
-handle's request router. This one passes the list on to whoever sent it a `Watch`, and sends a call that carries a
-`Pin` to exactly that replica. Both are arguments of handle calls: the router sees them before they leave the process.
+handle's request router. This one passes the list on to whoever watches `Replicas`, and sends a call that has a
+`Pin` among its arguments to exactly that replica: the router sees them before they leave the process.
 """
 
 import random
-from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from rayllm.serving.pins import Changed, Pin, Watch
+from rayllm.serving.pins import Pin, replicas_of
 
 
 class EngineRequestRouter(RequestRouter):
     """Routes pinned calls to their replica, and others to the less busy of two."""
-
-    def initialize_state(self, **kwargs: Any) -> None:
-        """Called by Serve once, after construction."""
-        self._watches: dict[int, Changed] = {}
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -31,10 +26,6 @@ class EngineRequestRouter(RequestRouter):
         for argument in (*pending_request.args, *pending_request.kwargs.values()):
             if isinstance(argument, Pin):
                 return [[r for r in candidate_replicas if r.replica_id.unique_id == argument.replica_id]]
-            if isinstance(argument, Watch) and argument.changed is not None:
-                if id(argument) not in self._watches:
-                    self._watches[id(argument)] = argument.changed
-                argument.changed(self._running_ids())
         return [_two_of(candidate_replicas)]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -48,11 +39,8 @@ class EngineRequestRouter(RequestRouter):
         self._tell()
 
     def _tell(self) -> None:
-        for changed in self._watches.values():
-            changed(self._running_ids())
-
-    def _running_ids(self) -> frozenset[str]:
-        return frozenset(replica_id.unique_id for replica_id in self.curr_replicas)
+        running = frozenset(replica_id.unique_id for replica_id in self.curr_replicas)
+        replicas_of(self._deployment_id.app_name, self._deployment_id.name).tell(running)
 
 
 def _two_of(candidates: list[RunningReplica]) -> list[RunningReplica]:

@@ -70,14 +70,16 @@ class ServiceImpl:
         renderer: DeploymentHandle[Any] | None = None,
         log_stats: bool = False,
         aggregate_stats: bool = False,
+        from_zero: bool = False,
     ) -> None:
         """Begin to use the deployments. Without a router or renderer their work is done here.
 
-        `log_stats` logs statistics of each engine, or with `aggregate_stats` of all of them together.
+        `log_stats` logs statistics of each engine, or with `aggregate_stats` of all of them together. `from_zero` says
+        that engines come up only when they are asked for.
         """
         choose = RouterClient(router).choose if router is not None else None
         directory = ServeDirectory(engines, machine_address())
-        self._fleet = Fleet(directory, self._ingress_id, self._limits, choose)
+        self._fleet = Fleet(directory, self._ingress_id, self._limits, choose, from_zero)
         self._fleet.start()
         if renderer is not None:
             self.render_in(renderer)

@@ -15,6 +15,18 @@ _DROPPED = frozenset(
     {"not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "dependentRequired",
      "dependentSchemas", "$dynamicRef"}
 )  # fmt: skip
+_ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+"""Keys beside which xgrammar looks at no other."""
+_OF_OBJECTS = frozenset({"properties", "required", "patternProperties", "propertyNames", "additionalProperties",
+                         "unevaluatedProperties", "minProperties", "maxProperties"})  # fmt: skip
+_OF_ARRAYS = frozenset({"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems"})
+_OF_OTHERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
+                        "maxLength", "pattern"})  # fmt: skip
+_ASKING = _OF_OBJECTS | _OF_ARRAYS | _OF_OTHERS | {"type", *_ALONE}
+"""Keys that say what a value must be."""
+_SHOW_TYPE = frozenset({"properties", "additionalProperties", "unevaluatedProperties", "items", "prefixItems",
+                        "unevaluatedItems"})  # fmt: skip
+"""Keys by which xgrammar takes a schema without a type for one of objects or arrays."""
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 """Keys whose schemas hold for the same value as the one that has the key."""
 
@@ -54,18 +66,63 @@ def check_kept(schema: Any, library: str) -> None:
     Raises:
         GrammarError: names a keyword.
     """
+    for part in _every(schema):
+        for key, value in part.items():
+            if key in _DROPPED and value is not False:
+                raise GrammarError(f"{library} does not keep to {key!r} of JSON schemas; leave it out")
+
+
+def check_seen(schema: Any) -> None:
+    """Refuse the keywords that xgrammar knows, and would pass over where they stand. The depth must be bounded.
+
+    Raises:
+        GrammarError: names a keyword.
+    """
+    for part in _every(schema):
+        asked = part.keys() & _ASKING
+        alone = next((key for key in _ALONE if key in asked), None)
+        if alone is not None and (others := asked - {alone} - _implied(part, alone)):
+            reason = f"does not look at {min(others)!r} beside {alone!r}"
+        elif alone is None and "type" not in asked and asked and not asked & _SHOW_TYPE:
+            reason = f"looks at {min(asked)!r} only beside 'type'; add that"
+        else:
+            continue
+        raise GrammarError(f"xgrammar {reason}, or use the backend guidance")
+
+
+def _implied(part: dict[str, Any], alone: str) -> frozenset[str]:
+    """What changes nothing beside a key: the type of the values that it lists."""
+    values = [part["const"]] if alone == "const" else part["enum"] if alone == "enum" else None
+    types = part.get("type")
+    if not isinstance(values, list) or not isinstance(types, str | list):
+        return frozenset()
+    known = [types] if isinstance(types, str) else types
+    return frozenset({"type"}) if all(_type_of(value) in known for value in values) else frozenset()
+
+
+def _type_of(value: Any) -> str:
+    match value:
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+    return {str: "string", list: "array", dict: "object"}.get(type(value), "null")
+
+
+def _every(schema: Any) -> Iterator[dict[str, Any]]:
+    """All schemas within a schema, itself among them."""
     if isinstance(schema, list):
         for part in schema:
-            check_kept(part, library)
-    if not isinstance(schema, dict):
-        return
-    for key, value in schema.items():
-        if key in _DROPPED and value is not False:
-            raise GrammarError(f"{library} does not keep to {key!r} of JSON schemas; leave it out")
-        if key in _HOLD_SCHEMAS and isinstance(value, dict):
-            check_kept(list(value.values()), library)
-        elif key not in _HOLD_VALUES:
-            check_kept(value, library)
+            yield from _every(part)
+    elif isinstance(schema, dict):
+        yield schema
+        for key, value in schema.items():
+            if key in _HOLD_SCHEMAS and isinstance(value, dict):
+                yield from _every(list(value.values()))
+            elif key not in _HOLD_VALUES:
+                yield from _every(value)
 
 
 def refuse_loops(schema: Any) -> None:

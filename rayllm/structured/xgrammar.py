@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import xgrammar
 
 from rayllm.messages.structured import StructuredOutputs
 from rayllm.structured.grammar import Bits, GrammarError, Vocabulary
-from rayllm.structured.schemas import check_kept, tags_of
+from rayllm.structured.schemas import check_kept, check_seen, tags_of
 from rayllm.structured.workshop import Spelling, Workshop
 
 LONGEST_MASK_S = 0.1
@@ -102,7 +103,7 @@ class Maker:
         if asked.whitespace_pattern is not None:
             raise GrammarError("xgrammar knows no whitespace_pattern; use disable_any_whitespace, or another backend")
         if form in ("json", "json_object"):
-            check_kept(json.loads(text), "xgrammar")
+            _check(json.loads(text))
             return compiler.compile_json_schema(
                 text, any_whitespace=not asked.disable_any_whitespace,
                 separators=(",", ":") if asked.disable_any_whitespace else None,
@@ -142,13 +143,33 @@ def _tokens_of(pieces: list[bytes], special: frozenset[int], ends: tuple[int, ..
     )  # fmt: skip
 
 
+def _check(schema: Any) -> None:
+    check_kept(schema, "xgrammar")
+    check_seen(schema)
+
+
+def _schemas_of(format_: Any) -> Iterator[Any]:
+    """The JSON schemas in a structural tag's format, whose depth is bounded."""
+    if isinstance(format_, list):
+        for part in format_:
+            yield from _schemas_of(part)
+    elif isinstance(format_, dict):
+        for key, value in format_.items():
+            if key == "json_schema":
+                yield value
+            else:
+                yield from _schemas_of(value)
+
+
 def _tag_format(value: dict[str, Any]) -> dict[str, Any]:
     """Structural tags in the library's own notation, in which they may be given too."""
     if "format" in value:
+        for schema in _schemas_of(value["format"]):
+            _check(schema)
         return {"type": "structural_tag", "format": value["format"]}
     tags = tags_of(value)
     for tag in tags:
-        check_kept(tag.schema, "xgrammar")
+        _check(tag.schema)
     return {
         "type": "structural_tag",
         "format": {

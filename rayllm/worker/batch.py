@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from rayllm.messages.sampling import SamplingParams
-from rayllm.messages.worker import StartRow, StepPlan
+from rayllm.messages.worker import EmbeddedRows, StartRow, StepPlan
 from rayllm.model.layers import Embedded
 from rayllm.structured.row import RowGrammar
 from rayllm.worker.cascade import find_shared_prefix
@@ -89,6 +89,24 @@ class PromptAsk:
 
 
 @dataclass(frozen=True, slots=True)
+class _PromptRows:
+    """What stands in place of tokens of a prompt, from `at` on."""
+
+    at: int
+    rows: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, sent: EmbeddedRows) -> "_PromptRows":
+        """From bytes."""
+        return cls(sent.at, np.frombuffer(sent.data, np.float32).reshape(sent.count, -1))
+
+    @property
+    def end(self) -> int:
+        """The first token after these."""
+        return self.at + len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """A step as the model takes it: T tokens of B rows."""
 
@@ -136,8 +154,8 @@ class Batch:
         self._blocks = np.zeros((rows, -(-(max_tokens + 1) // block_size) * groups), np.int32)
         self._num_blocks = np.zeros(rows, np.int32)
         self._state: list[RowState | None] = [None] * rows
-        self._embeds: dict[int, npt.NDArray[np.float32]] = {}
-        """By row: what stands in place of its prompt's tokens, until these are computed."""
+        self._embeds: dict[int, list[_PromptRows]] = {}
+        """By row: what stands in place of tokens of its prompt, until these are computed."""
         self._sampling = _SamplingArrays(rows, edits_all)
 
     def apply(self, plan: StepPlan) -> None:
@@ -191,10 +209,12 @@ class Batch:
         at, parts = [], []
         begin = 0
         for row, start, end in zip(rows, starts, ends, strict=True):
-            if (embeds := self._embeds.get(row)) is not None:
-                part = embeds[start : start + end - begin]
-                at.append(np.arange(begin, begin + len(part)))
-                parts.append(part)
+            stop = start + end - begin
+            for embeds in self._embeds.get(row, ()):
+                part = embeds.rows[max(0, start - embeds.at) : max(0, stop - embeds.at)]
+                if len(part):
+                    at.append(np.arange(len(part)) + begin + max(0, embeds.at - start))
+                    parts.append(part)
             begin = end
         if not at:
             return None
@@ -220,8 +240,9 @@ class Batch:
         """Note that the step's tokens are computed."""
         self._computed[inputs.rows] += inputs.counts
         if inputs.embedded is not None:
-            for row in [row for row, embeds in self._embeds.items() if self._computed[row] >= len(embeds)]:
-                del self._embeds[row]
+            for row in inputs.rows.tolist():
+                if row in self._embeds and self._computed[row] >= self._embeds[row][-1].end:
+                    del self._embeds[row]
 
     def state(self, row: int) -> RowState:
         """What the sampler knows of a row."""
@@ -289,8 +310,8 @@ class Batch:
         self._length[row] = length
         self._computed[row] = start.computed
         self._embeds.pop(row, None)
-        if start.embeds is not None:
-            self._embeds[row] = np.frombuffer(start.embeds, np.float32).reshape(start.prompt_length, -1)
+        if start.embeds:
+            self._embeds[row] = list(map(_PromptRows.of, start.embeds))
         self._blocks[row, : len(start.block_ids)] = start.block_ids
         self._num_blocks[row] = len(start.block_ids)
         sampling = start.sampling

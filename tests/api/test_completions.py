@@ -8,7 +8,9 @@ import torch
 
 from rayllm.api.fake import Script
 from rayllm.api.logprobs import bare
+from rayllm.messages.engine import Embeds
 from rayllm.messages.ingress import TokenLogprobs
+from rayllm.render.embeds import mark
 
 from .conftest import MAX_LEN, Harness, events, finish, joined, ok, refused
 
@@ -298,11 +300,11 @@ async def test_prompts_as_embeddings():
     assert body["usage"]["prompt_tokens"] == 3
     assert [choice["prompt_token_ids"] for choice in body["choices"]] == [None, None]
     assert [add.prompt_token_ids for add in api.service.adds] == [[0] * 3] * 2
-    assert [add.prompt_embeds for add in api.service.adds] == [base64.b64decode(one)] * 2
+    assert [add.prompt_embeds for add in api.service.adds] == [(Embeds(0, base64.b64decode(one)),)] * 2
     ok(await api.complete(prompt=None, prompt_embeds=[one, two]))
     assert [len(add.prompt_token_ids) for add in api.service.adds[2:]] == [3, 5]
     ok(await api.complete(prompt=["hi", "ho"], prompt_embeds=two))
-    assert [add.prompt_embeds is None for add in api.service.adds[4:]] == [False, True, True]
+    assert [bool(add.prompt_embeds) for add in api.service.adds[4:]] == [True, False, False]
     assert api.service.adds[5].prompt_token_ids == api.ids("hi")
 
 
@@ -322,6 +324,69 @@ async def test_embeddings_that_cannot_be_used_are_refused():
     render = await api.post("/v1/completions/render", model="tiny", prompt="", prompt_embeds=one)
     assert refused(render)["param"] == "prompt_embeds"
     assert not api.service.adds
+
+
+def parts(*contents):
+    """A conversation whose texts in base64 are embeddings."""
+    return [
+        {"role": "user", "content": [
+            {"type": "prompt_embeds", "data": part} if len(part) > 99 else {"type": "text", "text": part}
+            for part in content
+        ]}
+        for content in contents
+    ]  # fmt: skip
+
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+
+
+@pytest.mark.option("enable-prompt-embeds")
+async def test_embeddings_as_parts_of_conversations():
+    """They stand where a text in their place would."""
+    api = Harness(prompt_embeds=True, trust_request_chat_template=True)
+    one, two = saved_rows(3), saved_rows(5)
+    files = [base64.b64decode(each) for each in (one, two)]
+    body = {"chat_template": TEMPLATE, "add_generation_prompt": False, "max_tokens": 2}
+    answer = ok(await api.chat(messages=parts(["a", one, "b"], [two]), n=2, return_token_ids=True, **body))
+    assert answer["usage"]["prompt_tokens"] == len(api.service.adds[0].prompt_token_ids)
+    assert answer["prompt_token_ids"] is None
+    for add in api.service.adds:
+        before, between, after = (api.ids(text) for text in ("<user>a\n", "\nb</><user>", "</>"))
+        assert add.prompt_token_ids == [*before, 0, 0, 0, *between, 0, 0, 0, 0, 0, *after]
+        at = len(before)
+        assert add.prompt_embeds == (Embeds(at, files[0]), Embeds(at + 3 + len(between), files[1]))
+    ok(await api.chat(messages=parts([one, one]), **{**body, "chat_template": "{{ messages[0].content }}"}))
+    hole = [0, 0, 0]
+    assert api.service.adds[-1].prompt_token_ids == [*hole, *api.ids("\n"), *hole]
+    continued = [*parts(["a"]), {"role": "assistant", "content": [{"type": "prompt_embeds", "data": one}]}]
+    ok(await api.chat(messages=continued, continue_final_message=True, chat_template=TEMPLATE, max_tokens=1))
+    assert api.service.adds[-1].prompt_token_ids == [*api.ids("<user>a</><assistant>"), *hole]
+    api.script("AB")
+    streamed = events(await api.chat(messages=parts([one]), stream=True, **body))
+    assert joined(streamed) == "AB"
+
+
+async def test_parts_that_cannot_be_used_are_refused():
+    one = saved_rows(3)
+    error = refused(await Harness().chat(messages=parts([one])))
+    assert "--enable-prompt-embeds" in error["message"]
+    api = Harness(prompt_embeds=True, trust_request_chat_template=True)
+    for data in (None, "", "é", "x", "QUJD", one[:-40], 5, [one], {"a": 1}):
+        messages = [{"role": "user", "content": [{"type": "prompt_embeds", "data": data}]}]
+        assert refused(await api.chat(messages=messages))["param"] == "prompt_embeds", data
+    more = [{"role": "user", "content": [{"type": "prompt_embeds", "data": one, "detail": "low"}]}]
+    assert "detail" in refused(await api.chat(messages=more))["message"]
+    for field, value in (("echo", True), ("prompt_logprobs", 0), ("truncate_prompt_tokens", 2)):
+        assert refused(await api.chat(messages=parts([one]), **{field: value}))["param"] == field
+    refused(await api.chat(messages=parts([saved_rows(MAX_LEN + 1)])))
+    # Templates that drop, repeat or swap contents, and a text that looks as what holds their place.
+    for template in ("hi", "{{ messages[0].content * 2 }}", "{{ messages[1].content }}{{ messages[0].content }}"):
+        assert "template" in refused(await api.chat(messages=parts([one], [one]), chat_template=template))["message"]
+    assert "template" in refused(await api.chat(messages=parts([one, mark(0)])))["message"]
+    ok(await api.chat(messages=parts([mark(0)]), chat_template="{{ messages[0].content }}"))
+    for path in ("/tokenize", "/v1/chat/completions/render"):
+        refused(await api.post(path, model="tiny", messages=parts([one])))
+    assert len(api.service.adds) == 1
 
 
 async def test_logprobs_of_tokens_that_are_asked_for(api):

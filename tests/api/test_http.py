@@ -146,6 +146,7 @@ class TestInfo:
         assert [card["id"] for card in cards] == [MODEL, "alias"]
         assert {card["max_model_len"] for card in cards} == {MAX_LEN}
         assert ok(await api.request("GET", "/v1/models/alias")) == cards[1]
+        assert ok(await api.request("GET", "/v1/models/"))["data"] == cards
 
     async def test_names_with_slashes(self, make_api):
         api = make_api(served_model_names=("org/model",))

@@ -74,6 +74,10 @@ def test_errors_end_the_command_with_one_line(capsys, arguments, message):
         (["--enable-sleep-mode"], "--enable-sleep-mode", "", "leave it out"),
         (["--ssl-certfile", "/no/such.pem"], "--ssl-certfile", "/no/such.pem", "No such file"),
         (["-cc.mod=3"], "--compilation-config.mod", "", "did you mean mode?"),
+        (["--logits-processors", "no_such.part:Thing"], "--logits-processors", "no_such.part", "PYTHONPATH"),
+        (["--scheduler-cls", "rayllm.engine.no_such:Thing"], "--scheduler-cls", "rayllm.engine.no_such", "PYTHONPATH"),
+        (["--worker-cls", "json.decoder.deeper.Thing"], "--worker-cls", "json.decoder.deeper", "PYTHONPATH"),
+        (["--worker-extension-cls", "tests..cli:Thing"], "--worker-extension-cls", "tests..cli", "PYTHONPATH"),
     ],
 )
 def test_wrong_command_lines_name_the_option_the_value_and_the_cure(capsys, tmp_path, arguments, option, value, cure):

@@ -188,6 +188,7 @@ def test_refusals(bench: Make) -> None:
         engine.add(0, make_add(12, [1], None))
     with pytest.raises(Overloaded):
         engine.add(0, make_add(13, [1], None))
+    assert engine.stats().rejected == 1
     engine.abort_client(0)
 
 

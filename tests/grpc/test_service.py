@@ -1,6 +1,7 @@
 """RPCs of `rayllm.v1.LLM`: what clients send and get, and the codes of errors."""
 
 import asyncio
+import json
 
 import grpc
 import pytest
@@ -121,7 +122,7 @@ async def test_every_parameter_arrives_as_over_http(make_served):
     }  # fmt: skip
     xargs = Struct()
     xargs.update({"whole": 3, "part": 0.5, "list": [1, "a"]})
-    assert {*parameters, "vllm_xargs"} == set(pb.Parameters.DESCRIPTOR.fields_by_name)
+    assert {*parameters, "vllm_xargs", "structured_outputs"} == set(pb.Parameters.DESCRIPTOR.fields_by_name)
     answer = await served.complete(**parameters, vllm_xargs=xargs)
     assert answer.id.startswith("cmpl-mine-")
     body = parameters | {"logit_bias": {"5": 1.5}, "vllm_xargs": {"whole": 3, "part": 0.5, "list": [1, "a"]}}
@@ -141,6 +142,153 @@ async def test_templates_get_whole_numbers(make_served):
     request = pb.ChatRequest(messages=messages, chat_template=template, chat_template_kwargs=kwargs)
     await served.stub.Chat(request)
     assert served.tokenizer.decode(served.service.adds[0].prompt_token_ids, True) == "3 [1.5, 2] True"
+
+
+class TestForms:
+    @pytest.mark.parametrize(
+        "form",
+        [
+            {"json": '{"type": "object"}', "disable_any_whitespace": True, "backend": "guidance"},
+            {"json": "{}", "whitespace_pattern": " *", "disable_additional_properties": False},
+            {"json_object": True}, {"regex": "a+"}, {"choice": ["a", "b"]}, {"grammar": 'start: "a"'},
+            {"structural_tag": '{"structures": [{"begin": "<", "schema": {}, "end": ">"}], "triggers": ["<"]}'},
+        ],
+    )  # fmt: skip
+    async def test_each_arrives_as_over_http(self, served, form):
+        await served.chat(structured_outputs=pb.StructuredOutputs(**form))
+        await served.complete(structured_outputs=pb.StructuredOutputs(**form))
+        assert (await served.post("/v1/completions", prompt="hi", structured_outputs=form)).status_code == 200
+        ours, text, theirs = [add.sampling.structured_outputs for add in served.service.adds]
+        assert ours == text == theirs
+
+    @pytest.mark.parametrize(
+        ("form", "reason"),
+        [
+            ({}, "give one of"),
+            ({"regex": "a", "choice": ["a"]}, "regex and choice"),
+            ({"json": "{"}, "not JSON"),
+            ({"regex": ""}, "must not be empty"),
+            ({"regex": "a", "whitespace_pattern": " "}, "is for JSON"),
+            ({"regex": "a", "backend": "best"}, "backend"),
+        ],
+    )
+    async def test_wrong_ones_are_refused(self, served, form, reason):
+        for call in (served.chat, served.complete):
+            error = await refused(call(structured_outputs=pb.StructuredOutputs(**form)))
+            assert reason in error.details()
+            assert error.trailing_metadata()["param"] == "structured_outputs"
+        assert served.service.adds == []
+
+
+SCHEMA = '{"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}'
+
+
+def tools_request(content="hi", **fields):
+    tools = [
+        pb.Tool(function=pb.Function(name=name, description="d", parameters=SCHEMA, strict=True))
+        for name in ("add", "mul")
+    ]
+    return pb.ChatRequest(messages=[pb.Message(role="user", content=content)], tools=tools, **fields)
+
+
+class TestTools:
+    @pytest.fixture
+    async def served(self, make_served):
+        return await make_served(max_model_len=4096)
+
+    async def test_a_call_that_is_asked_for(self, served):
+        served.script('{"b": ', "1}", finish_reason="stop")
+        request = tools_request(tool_choice=pb.ToolChoice(function="mul"))
+        (choice,) = (await served.stub.Chat(request)).choices
+        (call,) = choice.tool_calls
+        assert (call.index, call.function.name, call.function.arguments) == (0, "mul", '{"b": 1}')
+        assert call.id
+        assert (choice.text, choice.finish_reason) == ("", "stop")
+        pieces = [c for answer in [a async for a in served.stub.StreamChat(request)] for c in answer.choices]
+        calls = [call for piece in pieces for call in piece.tool_calls]
+        assert "".join(call.function.name for call in calls) == "mul"
+        assert "".join(call.function.arguments for call in calls) == '{"b": 1}'
+        ours = served.service.adds[0]
+        function = {"description": "d", "parameters": json.loads(SCHEMA), "strict": True}
+        tools = [{"type": "function", "function": {"name": name, **function}} for name in ("add", "mul")]
+        reply = await served.post(
+            "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], tools=tools,
+            tool_choice={"type": "function", "function": {"name": "mul"}},
+        )  # fmt: skip
+        assert reply.status_code == 200
+        theirs = served.service.adds[-1]
+        assert (ours.prompt_token_ids, ours.sampling.structured_outputs) == (
+            theirs.prompt_token_ids, theirs.sampling.structured_outputs,
+        )  # fmt: skip
+
+    async def test_several_calls(self, served):
+        calls = '[{"name": "add", "parameters": {}}, {"name": "mul", "parameters": {"b": 2}}]'
+        served.script(calls, finish_reason="stop")
+        required = pb.ToolChoice(mode="required")
+        (choice,) = (await served.stub.Chat(tools_request(tool_choice=required))).choices
+        assert [(c.index, c.function.name) for c in choice.tool_calls] == [(0, "add"), (1, "mul")]
+        assert choice.finish_reason == "tool_calls"
+        request = tools_request(tool_choice=required, parallel_tool_calls=False)
+        (choice,) = (await served.stub.Chat(request)).choices
+        assert [c.function.name for c in choice.tool_calls] == ["add"]
+
+    async def test_a_model_that_chooses_itself(self, make_served):
+        served = await make_served(auto_tools=True, tool_parser="hermes", max_model_len=4096)
+        served.script('<tool_call>{"name": "add", "arguments": {"b": 3}}</tool_call>', finish_reason="stop")
+        (choice,) = (await served.stub.Chat(tools_request())).choices
+        assert [c.function.arguments for c in choice.tool_calls] == ['{"b": 3}']
+
+    async def test_conversations_with_calls(self, make_served):
+        served = await make_served(trust_request_chat_template=True, max_model_len=4096)
+        call = pb.ToolCall(id="c1", function=pb.CalledFunction(name="add", arguments='{"b": 1}'))
+        messages = [
+            pb.Message(role="assistant", tool_calls=[call], reasoning="hm"),
+            pb.Message(role="tool", content="2", tool_call_id="c1", name="add"),
+        ]
+        template = (
+            "{{ messages[0].tool_calls[0].id }} {{ messages[0].tool_calls[0].function.arguments.b + 1 }} "
+            "{{ messages[0].reasoning_content }} {{ messages[1].tool_call_id }} {{ messages[1].name }}"
+        )
+        await served.stub.Chat(pb.ChatRequest(messages=messages, chat_template=template))
+        assert served.tokenizer.decode(served.service.adds[0].prompt_token_ids, True) == "c1 2 hm c1 add"
+
+    async def test_what_cannot_be_honoured_is_named(self, served):
+        wrong = {
+            "tool_choice": tools_request(),
+            "tools[0].function.parameters": pb.ChatRequest(
+                messages=[pb.Message(role="user", content="hi")],
+                tools=[pb.Tool(function=pb.Function(name="f", parameters="{"))],
+            ),
+            "tools[0]": pb.ChatRequest(messages=[pb.Message(role="user", content="hi")], tools=[pb.Tool()]),
+            "include_reasoning": tools_request(
+                tool_choice=pb.ToolChoice(mode="none"), include_reasoning=False,
+            ),
+            "thinking_token_budget": tools_request(tool_choice=pb.ToolChoice(mode="none"), thinking_token_budget=4),
+            "reasoning_effort": tools_request(tool_choice=pb.ToolChoice(mode="none"), reasoning_effort="much"),
+        }  # fmt: skip
+        for param, request in wrong.items():
+            error = await refused(served.stub.Chat(request))
+            assert error.trailing_metadata()["param"] == param, error
+        for choice in (pb.ToolChoice(), pb.ToolChoice(mode="all"), pb.ToolChoice(function="nope")):
+            error = await refused(served.stub.Chat(tools_request(tool_choice=choice)))
+            assert error.trailing_metadata()["param"] == "tool_choice"
+        assert served.service.adds == []
+
+
+async def test_reasoning_is_told_apart(make_served):
+    served = await make_served(reasoning_parser="qwen3")
+    served.script("<think>hm", "m</think>", "yes", finish_reason="stop")
+    answer = await served.chat()
+    (choice,) = answer.choices
+    assert (choice.reasoning, choice.text) == ("hmm", "yes")
+    assert 0 < answer.usage.reasoning_tokens < answer.usage.completion_tokens
+    pieces = [piece async for piece in served.stream_chat()]
+    assert "".join(choice.reasoning for piece in pieces for choice in piece.choices) == "hmm"
+    assert text_of(pieces) == "yes"
+    request = chat_request()
+    request.include_reasoning = False
+    (choice,) = (await served.stub.Chat(request)).choices
+    assert (choice.reasoning, choice.text) == ("", "yes")
 
 
 class TestErrors:

@@ -32,6 +32,9 @@ class FakeDirectory:
     def __init__(self):
         self.servers = {}
         self.opened = []
+        self.waking = 0
+        """Calls of `wake` that have not ended."""
+        self.woken = asyncio.Event()
         self._changed = lambda replica_ids: None
 
     def watch(self, changed):
@@ -41,6 +44,13 @@ class FakeDirectory:
     async def open(self, replica_id):
         self.opened.append(replica_id)
         return await asyncio.to_thread(self.servers[replica_id].address)
+
+    async def wake(self):
+        self.waking += 1
+        try:
+            await self.woken.wait()
+        finally:
+            self.waking -= 1
 
     def publish(self):
         self._changed(frozenset(self.servers))
@@ -73,10 +83,10 @@ class Service:
         del self.directory.servers[name]
         self.directory.publish()
 
-    async def start(self, engines=1, limits=FAST, choose=None, **kwargs):
+    async def start(self, engines=1, limits=FAST, choose=None, from_zero=False, **kwargs):
         for _ in range(engines):
             self.add_engine(**kwargs)
-        self.fleet = Fleet(self.directory, "ingress", limits, choose)
+        self.fleet = Fleet(self.directory, "ingress", limits, choose, from_zero)
         self.fleet.start()
         await until(lambda: len(self.fleet.sessions()) == engines)
         return self.fleet

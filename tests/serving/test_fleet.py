@@ -209,3 +209,73 @@ async def test_closing_ends_what_waits_for_an_engine(service, helpers):
         async with asyncio.timeout(1):
             with pytest.raises(Overloaded, match="shutting down"):
                 await late
+
+
+class TestFromZero:
+    async def test_a_request_has_an_engine_brought_up(self, service, helpers):
+        fleet = await service.start(engines=0, from_zero=True)
+        assert fleet.healthy() is None
+        assert service.directory.waking == 0
+        asked = [asyncio.ensure_future(fleet.submit([helpers.add([i], max_tokens=2)])) for i in range(3)]
+        await helpers.until(lambda: service.directory.waking == 1)
+        service.add_engine(interval_s=0.002)
+        for i, request in enumerate(asked):
+            assert await helpers.tokens_of((await request)[0]) == expected_output([i], 2)
+        await helpers.until(lambda: service.directory.waking == 0)
+        service.kill_engine("e1")
+        await helpers.until(lambda: not fleet.sessions())
+        assert "e1" in fleet.healthy()  # still listed
+        service.unlist("e1")
+        await helpers.until(lambda: fleet.healthy() is None)
+
+    async def test_a_cancelled_one_asks_no_longer(self, service, helpers):
+        fleet = await service.start(engines=0, from_zero=True)
+        asked = [asyncio.ensure_future(fleet.submit([helpers.add([i])])) for i in range(2)]
+        await helpers.until(lambda: service.directory.waking == 1)
+        asked[0].cancel()
+        await asyncio.sleep(0.01)
+        assert service.directory.waking == 1
+        asked[1].cancel()
+        await helpers.until(lambda: service.directory.waking == 0)
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    async def test_one_waits_as_long_as_an_engine_may_take(self, service, helpers):
+        limits = helpers.replace(helpers.limits, admit_wait_s=0.05, replica_wait_s=0.3)
+        fleet = await service.start(engines=0, limits=limits, from_zero=True)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(Overloaded, match="no engine serves now"):
+            await fleet.submit([helpers.add([1])])
+        assert asyncio.get_running_loop().time() - began >= 0.3
+        await helpers.until(lambda: service.directory.waking == 0)
+
+    async def test_failures_to_wake_are_tried_again(self, service, helpers):
+        fleet = await service.start(engines=0, from_zero=True)
+        calls = []
+
+        async def wake():
+            calls.append(None)
+            raise ConnectionError("lost")
+
+        service.directory.wake = wake
+        asked = asyncio.ensure_future(fleet.submit([helpers.add([1])]))
+        await helpers.until(lambda: len(calls) > 2)
+        with pytest.raises(Overloaded, match="lost"):
+            await asked
+
+    async def test_others_bring_none_up(self, service, helpers):
+        fleet = await service.start(engines=0, limits=helpers.replace(helpers.limits, admit_wait_s=0.1))
+        assert fleet.healthy() is not None
+        with pytest.raises(Overloaded):
+            await fleet.submit([helpers.add([1])])
+        assert service.directory.opened == []
+
+
+async def test_an_engine_that_is_unlisted_is_called_no_more(service, helpers):
+    await service.start(engines=1)
+    service.kill_engine("e1")
+    await helpers.until(lambda: len(service.directory.opened) > 1)
+    service.unlist("e1")
+    await asyncio.sleep(0.05)
+    before = len(service.directory.opened)
+    await asyncio.sleep(0.1)
+    assert len(service.directory.opened) == before

@@ -20,7 +20,7 @@ def samples(stats, **kwargs):
 def test_every_engine_has_its_samples():
     stats = {
         "a": EngineStats(load=Load(running=2, waiting=3, kv_usage=0.25), prompt_tokens=10, finished={"stop": 4}),
-        "b": EngineStats(prefix_queries=8, prefix_hits=6, preemptions=1, cascade_steps=5),
+        "b": EngineStats(prefix_queries=8, prefix_hits=6, preemptions=1, cascade_steps=5, rejected=7),
     }
     found = samples(stats)
     a, b, model = ("engine", "a"), ("engine", "b"), ("model_name", "demo")
@@ -30,6 +30,7 @@ def test_every_engine_has_its_samples():
     assert found["vllm:prompt_tokens_total", a, model] == 10
     assert found["vllm:generation_tokens_total", b, model] == 0
     assert found["vllm:num_preemptions_total", b, model] == 1
+    assert found["vllm:num_requests_rejected_total", b, model] == 7
     assert found["vllm:cascade_steps_total", a, model] == 0
     assert found["vllm:cascade_steps_total", b, model] == 5
     assert found["vllm:prefix_cache_queries_total", b, model] == 8

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -74,18 +75,34 @@ def test_rayllm_serve_joins_a_cluster_and_leaves_it_as_it_was(cluster, tmp_path)
     assert actors.stdout.strip() == "[]"
 
 
-def test_serve_run_and_a_handle_call(cluster, tmp_path):
+@contextlib.contextmanager
+def serve_run(app, cluster, folder, **changes):
+    """`serve run` of a file of apps/ with some of its text changed; the URL."""
     port = free_port()
-    config = tmp_path / "app.yaml"
-    text = (ROOT / "apps" / "handle_example.yaml").read_text()
-    config.write_text(text.replace("port: 8000", f"port: {port}").replace("models/", f"{smollm2_gguf().parent}/"))
-    log = tmp_path / "serve.log"
+    text = (ROOT / "apps" / app).read_text()
+    for old, new in {"port: 8000": f"port: {port}", "models/": f"{smollm2_gguf().parent}/", **changes}.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    config, log = folder / "app.yaml", folder / "serve.log"
+    config.write_text(text)
     with log.open("wb") as out:
         command = [BIN / "serve", "run", str(config)]
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=cluster, cwd=ROOT)
     url = f"http://127.0.0.1:{port}"
     try:
         wait_healthy(url, process, log)
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        if not is_zombie(process.pid):
+            process.kill()
+        process.wait()
+
+
+def test_serve_run_and_a_handle_call(cluster, tmp_path):
+    with serve_run("handle_example.yaml", cluster, tmp_path) as url:
         reply = httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=120).json()
         assert "Paris" in reply["choices"][0]["message"]["content"]
         assert reply["model"] == "smollm2"
@@ -96,10 +113,38 @@ def test_serve_run_and_a_handle_call(cluster, tmp_path):
         answer = httpx.get(f"{url}/capital/?of=France", timeout=120).json()["answer"]
         assert "Paris" in answer
         assert httpx.get(f"{url}/capital/stream?of=France", timeout=120).text == answer
-    finally:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(30)
-        if not is_zombie(process.pid):
-            process.kill()
-        process.wait()
+
+
+@pytest.mark.long
+def test_engines_come_and_go_with_requests(cluster, tmp_path):
+    """From none and back, none for a request that was given up; and what an engine does not take is refused."""
+    limits = {"ongoing_requests: 32": "ongoing_requests: 2", "queued_requests: 64": "queued_requests: 1"}
+    with serve_run("autoscaling.yaml", cluster, tmp_path, **limits) as url:
+
+        def engines():
+            text = httpx.get(f"{url}/metrics", timeout=30).text
+            return sum(line.startswith("vllm:num_requests_running{") for line in text.splitlines())
+
+        def ask(max_tokens=2, timeout=120, **fields):
+            body = {"prompt": "a", "max_tokens": max_tokens, "ignore_eos": True, **fields}
+            return httpx.post(f"{url}/v1/completions", json=body, timeout=timeout)
+
+        def stays_without_engines(seconds):
+            for _ in range(seconds):
+                assert engines() == 0
+                time.sleep(1)
+
+        stays_without_engines(3)
+        assert httpx.get(f"{url}/v1/models").json()["data"]
+        with ThreadPoolExecutor(6) as pool:
+            assert [reply.status_code for reply in pool.map(lambda _: ask(), range(3))] == [200] * 3
+            many = list(pool.map(lambda i: ask(100, stream=i < 3), range(6)))
+        assert sorted(reply.status_code for reply in many) == [200] * 3 + [503] * 3
+        assert all("which is the limit" in reply.json()["error"]["message"] for reply in many if reply.is_error)
+        wait_for(lambda: engines() == 0, 60)
+        assert httpx.get(f"{url}/health").status_code == 200
+        with contextlib.suppress(httpx.TimeoutException):
+            ask(timeout=1)
+        time.sleep(20)
+        wait_for(lambda: engines() == 0, 60)
+        stays_without_engines(10)

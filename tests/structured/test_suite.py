@@ -16,7 +16,7 @@ from rayllm import LLM, SamplingParams, StructuredOutputs
 from rayllm.errors import RequestError
 from rayllm.structured.grammar import GrammarError, Vocabulary
 from rayllm.structured.guidance import Guidance
-from rayllm.structured.schemas import check_kept
+from rayllm.structured.schemas import check_kept, check_seen
 from tests.models import smollm2_gguf
 
 ARCHIVE = "jsonschema==4.26.0"
@@ -128,6 +128,41 @@ def test_a_property_may_be_named_as_a_keyword() -> None:
     check_kept({"properties": {"not": {"enum": [{"if": 1}]}}, "uniqueItems": False}, "xgrammar")
     with pytest.raises(GrammarError, match="'contains'"):
         check_kept({"$defs": {"a": {"anyOf": [{"contains": {}}]}}}, "xgrammar")
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"minimum": 3}, "'minimum' only beside 'type'"),
+        ({"properties": {"a": {"maximum": 3}}}, "'maximum' only beside 'type'"),
+        ({"multipleOf": 3}, "'multipleOf' only beside 'type'"),
+        ({"required": ["a"]}, "'required' only beside 'type'"),
+        ({"anyOf": [{"type": "integer"}, {"type": "string"}], "minimum": 3}, "'minimum' beside 'anyOf'"),
+        ({"$defs": {"a": {"anyOf": [{"type": "object"}], "properties": {"b": {}}}}}, "'properties' beside 'anyOf'"),
+        ({"type": "array", "items": {"type": "integer", "oneOf": [{"minimum": 3}]}}, "'type' beside 'oneOf'"),
+        ({"allOf": [{"type": "integer"}], "maximum": 3}, "'maximum' beside 'allOf'"),
+        ({"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": {"type": "integer"}}}, r"'minimum' beside '\$ref'"),
+        ({"enum": [1, "a"], "type": "integer"}, "'type' beside 'enum'"),
+    ],
+)
+def test_xgrammar_gets_no_keyword_that_it_would_pass_over(schema: dict, named: str) -> None:
+    with pytest.raises(GrammarError, match=f"{named}.*guidance"):
+        check_seen(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {}, {"title": "a", "description": "b", "default": 1}, {"type": "integer", "minimum": 3},
+        {"type": ["integer", "null"], "minimum": 3}, {"enum": [1, 2], "type": "integer"},
+        {"const": "a", "type": ["string", "null"]}, {"properties": {"minimum": {"type": "string"}}, "required": ["a"]},
+        {"anyOf": [{"type": "integer", "minimum": 3}, {"type": "null"}], "default": None, "title": "a"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"enum": [{"minimum": 3}]}}, "description": "b"},
+        {"items": {"type": "integer"}, "minItems": 1}, True,
+    ],
+)  # fmt: skip
+def test_others_it_gets(schema: dict | bool) -> None:
+    check_seen(schema)
 
 
 def test_what_cannot_be_kept_to_is_refused_by_its_keyword(vocabulary: Vocabulary) -> None:

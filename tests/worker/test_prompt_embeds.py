@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,7 +15,7 @@ from rayllm.config.parser import parse_mapping
 from rayllm.config.registry import registry
 from rayllm.errors import RequestError
 from rayllm.kv.layout import group_layers
-from rayllm.messages.engine import Add
+from rayllm.messages.engine import Add, Embeds
 from rayllm.messages.sampling import SamplingParams
 from tests.models import make_tiny
 
@@ -50,11 +51,30 @@ def embedded(adds: list[Add], rows: Rows) -> list[Add]:
     return [
         Add(
             request_id=add.request_id + 1000, prompt_token_ids=[0] * len(add.prompt_token_ids),
-            prompt_embeds=rows(add.prompt_token_ids), sampling=add.sampling, choice_index=add.choice_index,
-            arrival_time=0.0,
+            prompt_embeds=(Embeds(0, rows(add.prompt_token_ids)),), sampling=add.sampling,
+            choice_index=add.choice_index, arrival_time=0.0,
         )
         for add in adds
     ]  # fmt: skip
+
+
+def partly_embedded(adds: list[Add], rows: Rows) -> list[Add]:
+    """Every other third of the prompts as embeddings, those next to each other in two files."""
+    made = []
+    for add in adds:
+        ids = list(add.prompt_token_ids)
+        size = max(1, len(ids) // 3)
+        cuts = [(at, min(at + size, len(ids))) for at in (0, 2 * size) if at < len(ids)]
+        middle = [((a + b) // 2) for a, b in cuts]
+        pieces = [(a, m) for (a, _), m in zip(cuts, middle, strict=True) if a < m]
+        pieces = sorted(pieces + [(m, b) for (_, b), m in zip(cuts, middle, strict=True) if m < b])
+        embeds = tuple(Embeds(a, rows(ids[a:b])) for a, b in pieces)
+        for a, b in pieces:
+            ids[a:b] = [0] * (b - a)
+        made.append(msgspec.structs.replace(
+            add, request_id=add.request_id + 2000, prompt_token_ids=ids, prompt_embeds=embeds
+        ))  # fmt: skip
+    return made
 
 
 def without_prompt_penalty() -> list[Add]:
@@ -80,11 +100,13 @@ def test_rows_of_tokens_are_those_tokens(folders: dict[str, Path], name: str, ch
     if changes.get("attention_backend") == "torch":
         adds = adds[:5]  # each of its steps takes long
     alike = embedded(adds, rows_of(folders[name]))
-    mixed = [one for pair in zip(adds, alike, strict=True) for one in pair]
+    partly = partly_embedded(adds, rows_of(folders[name]))
+    mixed = [one for three in zip(adds, alike, partly, strict=True) for one in three]
     for _ in range(2):
         tokens = runner.run(mixed)
-        assert tokens[::2] == tokens[1::2]
-    assert runner.run([alike[3]]) == [tokens[7]], "alone"
+        assert tokens[::3] == tokens[1::3] == tokens[2::3]
+    for _ in range(2):
+        assert runner.run([alike[3], partly[3]]) == [tokens[9]] * 2, "alone"
     stats = runner.engine.stats()
     assert stats.prefix_hits > 0
     if "num_blocks" in changes:
@@ -109,9 +131,10 @@ def test_the_cache_knows_them_by_content(folders: dict[str, Path]) -> None:
     rows = rows_of(folders["llama"])
     sampling = SamplingParams(temperature=0.0, max_tokens=8)
 
-    def ask(number: int, ids: list[int] | None, embeds: bytes | None = None) -> tuple[list[int], int | None]:
+    def ask(number: int, ids: list[int] | None, *embeds: bytes, at: int = 0) -> tuple[list[int], int | None]:
         add = Add(
-            request_id=number, prompt_token_ids=ids or [0] * 20, prompt_embeds=embeds, sampling=sampling,
+            request_id=number, prompt_token_ids=ids or [0] * 20, sampling=sampling,
+            prompt_embeds=tuple(Embeds(at, one) for one in embeds),
             arrival_time=0.0,
         )  # fmt: skip
         (tokens,) = runner.run([add])
@@ -123,6 +146,7 @@ def test_the_cache_knows_them_by_content(folders: dict[str, Path]) -> None:
     assert first[0] != second[0]
     assert ask(3, None, rows(one)) == (first[0], 16)
     assert ask(4, [0] * 20)[1] == 0, "the tokens that stand for embeddings are not those"
+    assert ask(5, [0] * 21, rows(one), at=1)[1] == 0, "nor those that stand elsewhere"
     runner.close()
 
 
@@ -133,8 +157,12 @@ def test_those_that_cannot_be_used_are_refused(folders: dict[str, Path]) -> None
 
     def add(embeds: bytes, sampling: SamplingParams = plain, tokens: int = 3) -> Add:
         return Add(
-            request_id=1, prompt_token_ids=[0] * tokens, prompt_embeds=embeds, sampling=sampling, arrival_time=0.0
-        )
+            request_id=1, prompt_token_ids=[0] * tokens, prompt_embeds=(Embeds(0, embeds),), sampling=sampling,
+            arrival_time=0.0,
+        )  # fmt: skip
+
+    def placed(tokens: int, *at: int) -> Add:
+        return msgspec.structs.replace(add(rows, tokens=tokens), prompt_embeds=tuple(Embeds(i, rows) for i in at))
 
     closed = Runner(facts)
     with pytest.raises(RequestError, match="--enable-prompt-embeds"):
@@ -142,7 +170,10 @@ def test_those_that_cannot_be_used_are_refused(folders: dict[str, Path]) -> None
     closed.close()
     runner = Runner(facts, prompt_embeds=True)
     for wrong, param in (
-        (add(rows, tokens=4), "prompt_embeds"),
+        (add(rows, tokens=2), "prompt_embeds"),
+        (placed(6, 0, 2), "prompt_embeds"),
+        (placed(6, 3, 0), "prompt_embeds"),
+        (placed(6, -1), "prompt_embeds"),
         (add(b"x"), "prompt_embeds"),
         (add(rows, SamplingParams(temperature=0.0, prompt_logprobs=1)), "prompt_logprobs"),
         (add(rows, SamplingParams(temperature=0.0, repetition_penalty=1.1)), "repetition_penalty"),

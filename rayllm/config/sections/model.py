@@ -192,8 +192,9 @@ MODEL = (
         kind=Kind.BOOL,
         default=False,
         help="Take embeddings in place of prompts: prompt_embeds of /v1/completions holds a tensor (tokens, width of "
-        "the model), or a list of such, as torch.save writes it, in base64. A row is what the model's input embeddings "
-        "give for a token in transformers. Cached prefixes are shared by prompts of the very same embeddings alone.",
+        "the model), or a list of such, as torch.save writes it, in base64. Contents of chats may have parts of type "
+        "prompt_embeds, with such a tensor as data. A row is what the model's input embeddings give for a token in "
+        "transformers. Cached prefixes are shared by prompts of the very same embeddings alone.",
     ),
     Option(
         name="served-model-name",
