@@ -65,7 +65,10 @@ class Result:
 
 
 OF_SERVERS = frozenset({
-    "served-model-name", "data-parallel-size", "show-hidden-metrics-for-version", "otlp-traces-endpoint",
+    "served-model-name", "data-parallel-size", "data-parallel-rank", "data-parallel-start-rank",
+    "data-parallel-size-local", "data-parallel-address", "data-parallel-rpc-port", "data-parallel-backend",
+    "data-parallel-hybrid-lb", "data-parallel-external-lb", "enable-elastic-ep",
+    "show-hidden-metrics-for-version", "otlp-traces-endpoint",
     "collect-detailed-traces", "kv-cache-metrics", "kv-cache-metrics-sample", "enable-mfu-metrics",
     "reasoning-parser", "reasoning-parser-plugin",
 })  # fmt: skip

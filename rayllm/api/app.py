@@ -19,6 +19,7 @@ from rayllm.api.completions import Completions
 from rayllm.api.control import Control
 from rayllm.api.describe import TOKENIZER_INFO, openapi_document
 from rayllm.api.docs import offline_docs
+from rayllm.api.elastic import Elastic
 from rayllm.api.errors import reply_to_status
 from rayllm.api.front import Front
 from rayllm.api.generate import Generate, Rendering
@@ -91,6 +92,8 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
     messages = Messages(front, chat, rendering)
     responses = Responses(front, chat, rendering, connect(front.settings.tool_servers))
     control = Control(front)
+    elastic = Elastic(front)
+    scaling = [("POST", "/scale_elastic_ep", elastic.scale), ("POST", "/is_scaling_elastic_ep", elastic.is_scaling)]
     profiling = [("POST", "/start_profile", info.start_profile), ("POST", "/stop_profile", info.stop_profile)]
     return [
         ("POST", "/v1/chat/completions", chat),
@@ -126,6 +129,7 @@ def _routes(front: Front) -> list[tuple[str, str, Handler]]:
         ("GET", "/metrics", info.metrics),
         ("POST", "/inference/v1/abort_requests", control.abort_requests),
         *(control.routes() if front.settings.dev_mode else ()),
+        *(scaling if front.settings.elastic else ()),
         *(profiling if front.settings.profiling else ()),
         *([("GET", path, info.tokenizer) for path in TOKENIZER_INFO] if front.settings.tokenizer_info else []),
     ]

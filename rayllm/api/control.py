@@ -109,6 +109,8 @@ class Control:
             raise RequestError("config_format must be 'text' or 'json'", "config_format")
         settings = dataclasses.asdict(self._front.settings)
         del settings["api_keys"]
+        if settings["seed"] >= 1 << 64:  # more than the encoder's integers
+            settings["seed"] = str(settings["seed"])
         shown = settings if form == "json" else repr(self._front.settings)
         await call.json({"version": __version__, "rayllm_config": shown})
 

@@ -99,6 +99,9 @@ class FakeService:
     """All that was asked for, in order."""
     answer: Any = None
     """To each command."""
+    scales: list[tuple[int, float]] = field(default_factory=list)
+    """Numbers of engines that were asked for, with the time to do it in."""
+    scale_failure: Exception | None = None
     cancelled: int = 0
     """Calls of `submit` that were cancelled."""
 
@@ -119,6 +122,16 @@ class FakeService:
         streams = [FakeStream(add, self._script()) for add in adds]
         self.streams += streams
         return streams
+
+    async def scale(self, engines: int, timeout_s: float) -> None:
+        """Note it, and do as told."""
+        if self.scale_failure is not None:
+            raise self.scale_failure
+        self.scales.append((engines, timeout_s))
+
+    async def scaling(self) -> bool:
+        """While scaling fails for being under way."""
+        return self.scale_failure is not None
 
     async def render_chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, options: dict[str, Any]

@@ -34,9 +34,11 @@ _GUARDED = (
     "/inference",
     "/collective_rpc",
     "/is_paused",
+    "/is_scaling_elastic_ep",
     "/pause",
     "/reset_prefix_cache",
     "/resume",
+    "/scale_elastic_ep",
     "/server_info",
 )
 

@@ -69,6 +69,19 @@ class Service(Protocol):
         """Prometheus text for the whole service."""
         ...
 
+    async def scale(self, engines: int, timeout_s: float) -> None:
+        """Have so many engines, and wait until they serve and those that are too many have ended.
+
+        Raises:
+            Overloaded: their number is changing already.
+            TimeoutError: it is not done in time; the change goes on.
+        """
+        ...
+
+    async def scaling(self) -> bool:
+        """Whether the number of engines is changing."""
+        ...
+
     async def command(self, command: Command) -> list[Any]:
         """Have every engine that serves now carry out a command; what each answers.
 

@@ -89,6 +89,10 @@ class EngineConfig:
     """`fcfs` or `priority`."""
     async_scheduling: bool = True
     parallel: ParallelSettings = field(default_factory=ParallelSettings)
+    data_parallel_size: int = 1
+    """Ranks of the group that the engine belongs to."""
+    data_parallel_rank: int = 0
+    """Its own rank; in the settings of several engines that of the first."""
     threads: int | None = None
     """Threads for products; None takes what the machine has, divided among `engines_on_host`."""
     logits_processors: tuple[str, ...] = ()

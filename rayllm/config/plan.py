@@ -42,7 +42,12 @@ def plan_lines(values: Values, resolved: Resolved, hardware: Hardware) -> Iterat
             f"KV layers: {layout.width} groups of up to {len(layout.largest(0))}, of which {layout.sliding} keep the "
             f"last {layout.window} tokens of a request ({reason})"
         )
+    group = serve.data_parallel
+    if not group.alone:
+        ranks = f"rank {group.first}" if group.engines == 1 else f"ranks {group.first} to {group.ranks[-1]}"
+        where = f", whose servers meet at {group.meeting[0]}:{group.meeting[1]}" if group.meeting else ""
+        yield f"{ranks} of {group.size}{where}; {group.balancing} load balancing"
     yield (
-        f"engines: {serve.engines}, each with {engine.threads} threads ({hardware.cpus} CPUs among them), on "
+        f"engines: {group.engines}, each with {engine.threads} threads ({hardware.cpus} CPUs among them), on "
         f"{'CUDA' if engine.device == 'cuda' else 'the CPU'}; HTTP servers: {serve.http.servers}"
     )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rayllm.config.data_parallel import data_parallel_notes, resolve_data_parallel
 from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
 from rayllm.config.hardware import Hardware
@@ -100,7 +101,8 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
     """
     files = files or Files()
     check_moe_backend(values["moe-backend"])
-    engines = values["data-parallel-size"]
+    group = resolve_data_parallel(values)
+    engines = group.engines_on_host
     parallel = resolve_parallel(values, hardware)
     dtype = _dtype(values["dtype"], facts)
     block_size = values["block-size"] or DEFAULT_BLOCK_SIZE
@@ -152,6 +154,8 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         threads=max(1, hardware.cpus // engines),
         parallel=parallel,
         logits_processors=tuple(_class_path("--logits-processors", name) for name in values["logits-processors"] or ()),
+        data_parallel_size=group.size,
+        data_parallel_rank=group.first,
         seed=values["seed"],
         kv_metrics_sample=kv_metrics_sample(values),
         estimate_work=values["enable-mfu-metrics"],
@@ -250,6 +254,7 @@ def _notes(values: Values, engine: EngineConfig) -> Iterator[str]:
     yield from observability_notes(values)
     yield from kv_cache_notes(values)
     yield from parallel_notes(values)
+    yield from data_parallel_notes(values)
     yield from _without_effect(values)
     if values["long-prefill-token-threshold"] and values["max-num-partial-prefills"] == 1:
         yield (

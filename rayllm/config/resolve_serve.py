@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from rayllm.config.data_parallel import resolve_data_parallel
 from rayllm.config.engine import EngineConfig
 from rayllm.config.files import Files
 from rayllm.config.model_facts import ModelFacts
@@ -76,6 +77,7 @@ def resolve_serve(
     values: Values, facts: ModelFacts, engine: EngineConfig, files: Files, api_key: str | None, dev_mode: bool = False
 ) -> ServeSettings:
     names = tuple(values["served-model-name"] or (values["model"],))
+    group = resolve_data_parallel(values)
     _check_tokenizer_options(values)
     tokens_only = values["tokens-only"] or values["skip-tokenizer-init"]
     _check_parsers(values, files, tokens_only)
@@ -103,7 +105,8 @@ def resolve_serve(
         root_path=_root_path(values),
         middleware=tuple(values["middleware"]),
         docs=_docs(values),
-        seed=values["seed"],
+        # Servers of a group must not give equal seeds to different requests. (HTTP processes add 2**64 each.)
+        seed=values["seed"] + (group.first << 96),
         trust_request_chat_template=values["trust-request-chat-template"],
         request_id_headers=values["enable-request-id-headers"],
         tokens_as_token_ids=values["return-tokens-as-token-ids"] or tokens_only,
@@ -126,17 +129,19 @@ def resolve_serve(
         shown_metrics=shown_metrics(values),
         traces=trace_settings(values),
         profiling=engine.profiler is not None,
+        elastic=group.elastic,
         dev_mode=dev_mode,
     )
+    servers = values["api-server-count"] or group.engines
     if values["grpc"]:
-        _check_grpc(values)
+        _check_grpc(values, servers)
     logs_as_told = files.log_config is not None and "uvicorn-log-level" not in values.given
     http = HttpSettings(
         grpc=values["grpc"],
         host=values["host"],
         port=values["port"],
         uds=values["uds"],
-        servers=values["api-server-count"] or values["data-parallel-size"],
+        servers=servers,
         tls=_tls(values),
         log_level=None if logs_as_told else values["uvicorn-log-level"],
         log_config=files.log_config is not None,
@@ -149,7 +154,7 @@ def resolve_serve(
     return ServeSettings(
         frontend=frontend,
         http=http,
-        engines=values["data-parallel-size"],
+        data_parallel=group,
         log_stats=not values["disable-log-stats"],
         aggregate_stats=values["aggregate-engine-logging"],
         log_config=files.log_config,
@@ -200,13 +205,13 @@ def _tls(values: Values) -> TlsSettings | None:
     )
 
 
-def _check_grpc(values: Values) -> None:
+def _check_grpc(values: Values, servers: int) -> None:
     for name in HTTP_ONLY:
         if name in values.given and values[name] != registry()[name].default:
             raise ConfigError(f"--{name}", "is for HTTP, which --grpc replaces", "leave out one of them")
     if values["ssl-cert-reqs"] == 1:
         raise ConfigError("--ssl-cert-reqs", "gRPC servers check all clients or none", "give 0 or 2")
-    if values["uds"] is not None and (values["api-server-count"] or values["data-parallel-size"]) > 1:
+    if values["uds"] is not None and servers > 1:
         raise ConfigError("--uds", "gRPC servers cannot share a socket", "set --api-server-count 1, or leave it out")
 
 

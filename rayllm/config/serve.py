@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rayllm.config.data_parallel import DataParallel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSettings:
@@ -114,6 +116,8 @@ class FrontendSettings:
     """None: no request is traced."""
     profiling: bool = False
     """Whether engines can be profiled, by `/start_profile` and `/stop_profile`."""
+    elastic: bool = False
+    """Whether the number of engines can be changed, by `/scale_elastic_ep`."""
     dev_mode: bool = False
     """Whether the endpoints for developers are there."""
 
@@ -176,7 +180,7 @@ class ServeSettings:
 
     frontend: FrontendSettings
     http: HttpSettings
-    engines: int = 1
+    data_parallel: DataParallel = field(default_factory=DataParallel)
     log_stats: bool = True
     aggregate_stats: bool = False
     """One line for all engines, not one for each."""

@@ -25,6 +25,7 @@ from rayllm.engine.pause import Paused
 from rayllm.engine.request import Request, State
 from rayllm.engine.residency import Residency
 from rayllm.engine.scheduler import Limits, PlannedStep, Scheduler
+from rayllm.engine.waves import Alone, Waves
 from rayllm.engine.work import Work
 from rayllm.errors import ConfigError
 from rayllm.executor.base import Executor, build_executor
@@ -47,9 +48,11 @@ REASONS = ("abort", "stop")
 class Engine:
     """Serves requests of numbered clients. All public methods may be called from any thread."""
 
-    def __init__(self, config: EngineConfig, executor: Executor, pool: BlockPool) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor, pool: BlockPool, waves: Waves | None = None) -> None:
         """Use `build`, which makes the parts; this only puts them together."""
         self.config = config
+        self.rank = config.data_parallel_rank
+        """Among the engines of its group; whoever runs several may number them anew."""
         self._executor = executor
         self._pool = pool
         self._scheduler = build_scheduler(config, pool)
@@ -65,6 +68,7 @@ class Engine:
         self._requests: dict[tuple[int, int], Request] = {}
         self._sent: deque[tuple[PlannedStep, Future[StepResult]]] = deque()
         self._depth = max(2 if config.async_scheduling else 1, config.parallel.stages)
+        self._waves: Waves = waves or Alone()
         self._inbox = Inbox(config.max_num_seqs + config.max_waiting)
         self._pause = Paused()
         self._commands = Commands(
@@ -77,8 +81,10 @@ class Engine:
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def build(cls, config: EngineConfig) -> "Engine":
+    def build(cls, config: EngineConfig, waves: Waves | None = None) -> "Engine":
         """Load the model, allocate the KV cache and put an engine together. Takes seconds.
+
+        `waves` is for an engine whose steps are those of a group.
 
         Raises:
             ModelError: the model's files cannot be used.
@@ -100,12 +106,13 @@ class Engine:
             "KV cache: %d blocks of %d tokens in %d groups of layers, %d usable tokens",
             blocks, config.block_size, layout.width, layout.usable_tokens(blocks, *sizes),
         )  # fmt: skip
-        return cls(config, executor, BlockPool(blocks))
+        return cls(config, executor, BlockPool(blocks), waves)
 
     def start(self, deliver: Deliver) -> None:
         """Start the loop. `deliver` is called from its thread, after each step that has outputs; it must not block."""
         assert self._thread is None
         self._deliver = deliver
+        self._waves.watch(self._inbox.look_again)
         self._thread = threading.Thread(target=self._run, name="rllm-engine", daemon=True)
         self._thread.start()
 
@@ -153,9 +160,10 @@ class Engine:
         """All metrics at this moment."""
         metrics, counters, pool = self._metrics, self._scheduler.counters, self._pool
         return EngineStats(
-            load=self._load, prompt_tokens=metrics.prompt_tokens, generation_tokens=metrics.generation_tokens,
-            preemptions=counters.preemptions, prefix_queries=counters.prefix_queries,
-            prefix_hits=counters.prefix_hits, cascade_steps=metrics.cascade_steps, finished=dict(metrics.finished),
+            rank=self.rank, load=self._load, prompt_tokens=metrics.prompt_tokens,
+            generation_tokens=metrics.generation_tokens, preemptions=counters.preemptions,
+            prefix_queries=counters.prefix_queries, prefix_hits=counters.prefix_hits,
+            cascade_steps=metrics.cascade_steps, finished=dict(metrics.finished),
             rejected=self._inbox.rejected, blocks_total=pool.num_blocks, blocks_free=pool.free,
             histograms={name: d.snapshot() for name, d in metrics.histograms.items()},
             estimates=dict(self._work.totals) if self._work is not None else {},
@@ -213,10 +221,9 @@ class Engine:
 
     def _take_inbox(self) -> bool:
         """Wait for something to do and take in what callers left. False at the end."""
-        still = self._still()
-        if still:
+        if self._still():
             self._pause.note_drained()
-        taken = self._inbox.take(self._note_idle if still else None)
+        taken = self._inbox.take(self._may_sleep, self._note_idle)
         if taken is None:
             return False
         self._step_began = time.monotonic()
@@ -247,13 +254,32 @@ class Engine:
         self._step_began = 0.0
         self._update_load()
 
+    def _may_sleep(self) -> bool:
+        """Whether there is nothing to do while nothing comes."""
+        return not self._sent and not self._waves.may_step(self._has_work())
+
+    def _has_work(self) -> bool:
+        return self._pause.mode != "keep" and len(self._requests) > len(self._pause.held)
+
     def _still(self) -> bool:
         """Whether there is nothing to compute."""
-        return not self._sent and (self._pause.mode == "keep" or len(self._requests) == len(self._pause.held))
+        return not self._sent and not self._has_work()
+
+    def _plan(self) -> PlannedStep | None:
+        """The next step, if it may be taken: an empty one only where others wait for it."""
+        has_work = self._has_work()
+        if not self._waves.may_step(has_work):
+            return None
+        step = self._scheduler.plan() if has_work else None
+        if step is None and not self._sent and not self._waves.alone:
+            step = self._scheduler.plan_nothing()
+        if step is not None:
+            self._waves.stepped()
+        return step
 
     def _step(self) -> Outputs:
         """Send the next step, if there is one, and take in the oldest when enough are under way."""
-        step = None if self._pause.mode == "keep" else self._scheduler.plan()
+        step = self._plan()
         if step is not None:
             self._note_started(step)
             if self._work is not None:

@@ -145,18 +145,26 @@ class Inbox:
             self._wake.notify()
         return done
 
-    def take(self, idle: Callable[[], None] | None) -> Taken | None:
-        """All that was left. With `idle` it calls that and waits while nothing is there. None at the end."""
+    def take(self, may_wait: Callable[[], bool], idle: Callable[[], None]) -> Taken | None:
+        """All that was left. While that is nothing and `may_wait` agrees it waits, after a call of `idle`.
+
+        None at the end.
+        """
         with self._wake:
-            if idle is not None and not self._items and not self._tasks:
+            if self._is_empty() and may_wait():
                 idle()
-                while not self._items and not self._tasks and not self._stopping:
+                while self._is_empty() and may_wait():
                     self._wake.wait()
             if self._stopping:
                 return None
             taken = Taken(self._items, self._tasks)
             self._items, self._tasks = [], []
         return taken
+
+    def look_again(self) -> None:
+        """Have a `take` that waits ask again whether it may."""
+        with self._wake:
+            self._wake.notify()
 
     def forget(self, key: Key) -> None:
         """Note that a request has ended."""
@@ -195,6 +203,9 @@ class Inbox:
     def closed(self) -> EngineDead:
         """Why nothing more is taken."""
         return EngineDead(self._dead or "the engine is shutting down")
+
+    def _is_empty(self) -> bool:
+        return not self._items and not self._tasks and not self._stopping
 
     def _check_alive(self) -> None:
         if self._dead is not None or self._stopping:

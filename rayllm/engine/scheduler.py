@@ -158,6 +158,10 @@ class Scheduler:
         plan = StepPlan(next(self._step), draft.start, draft.grown, draft.rows, draft.counts)
         return PlannedStep(plan, draft.requests, draft.sampling)
 
+    def plan_nothing(self) -> PlannedStep:
+        """A step without rows, for an engine whose steps others wait for."""
+        return PlannedStep(StepPlan(next(self._step), [], [], [], []), [], [])
+
     def preempt_all(self) -> None:
         """Have every running request give up its blocks and compute all its tokens again."""
         for request in list(reversed(self.running)):

@@ -140,6 +140,8 @@ class Histogram(msgspec.Struct, frozen=True, array_like=True):
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """An engine's metrics at one moment. Counters only rise while the engine lives."""
 
+    rank: int = 0
+    """Of the engine, among those of its data-parallel group."""
     load: Load = Load()
     prompt_tokens: int = 0
     generation_tokens: int = 0

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve import Application
@@ -39,6 +40,7 @@ from rayllm.serving.wire import SessionLimits
 
 log = logging.getLogger(__name__)
 
+NODE_LABEL = "ray.io/node-id"
 ENGINE_ROUTER = "rayllm.serving.request_router.EngineRequestRouter"
 MANY = 100_000
 """Handle calls at once: the engine's own queue is what limits."""
@@ -63,6 +65,9 @@ SERVE_ONLY = (
     "h11-max-header-count",
     "shutdown-timeout",
     "config",
+    "data-parallel-address",
+    "data-parallel-rpc-port",
+    "enable-elastic-ep",
 )
 """Options of `rayllm serve` that Serve's own configuration decides under `serve run`."""
 
@@ -100,14 +105,20 @@ class Runtime:
         )  # fmt: skip
 
 
-def engine_app(resolved: Resolved, runtime: Runtime, scaling: EngineScaling | None = None) -> Application:
-    """The engines alone, as an application whose handle takes `generate` and `stream`."""
-    scaling = scaling or EngineScaling()
+def engine_app(
+    resolved: Resolved, runtime: Runtime, node: str | None = None, scaling: EngineScaling | None = None
+) -> Application:
+    """The engines alone, as an application whose handle takes `generate` and `stream`.
+
+    `node` is the id of the one node that all of them must run on; None: any.
+    """
+    group, scaling = resolved.serve.data_parallel, scaling or EngineScaling()
     deployment = serve.deployment(
         name="engine",
-        **scaling.replicas(resolved.engine, resolved.serve.engines),
+        **scaling.replicas(resolved.engine, group.engines),
         # Without an option of Ray's own for it: everything must come up where Ray sees a single CPU.
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, **({"label_selector": {NODE_LABEL: node}} if node is not None else {})},
+        max_replicas_per_node=group.per_node,
         max_ongoing_requests=MANY,
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
@@ -148,11 +159,11 @@ def build(args: Mapping[str, Any]) -> Application:
     given = parse_mapping({name: value for name, value in args.items() if name != KEY}, registry())
     for name in SERVE_ONLY:
         if name in given:
-            raise ConfigError(f"--{name}", "has no effect under serve run", "use Serve's own http_options")
+            raise ConfigError(f"--{name}", "has no effect under serve run", "use Serve's own options")
     values = registry().values(given)
     unknown = check_names(os.environ, values["fail-on-environ-validation"])
     resolved = load(values, environment.api_key)
-    if scaling.autoscaling is not None and resolved.serve.engines > 1:
+    if scaling.autoscaling is not None and resolved.serve.data_parallel.engines > 1:
         raise ConfigError(f"{KEY}.autoscaling_config", "contradicts --data-parallel-size", "leave one of them out")
     resolved = replace(resolved, engine=scaling.limited(resolved.engine))
     for note in (*unknown, *resolved.notes):
@@ -163,7 +174,10 @@ def build(args: Mapping[str, Any]) -> Application:
         import_middleware(path)
     connect_tools(resolved.serve.frontend.tool_servers)
     runtime = Runtime.of(environment, resolved.serve.log_config)
-    engines = engine_app(resolved, runtime, scaling)
+    # Serve, which has no node of its own, places engines as it likes where nothing else is asked for.
+    here = given.get("data-parallel-backend") == "mp" and resolved.serve.data_parallel.engines > 1
+    node = ray.get_runtime_context().get_node_id() if here else None
+    engines = engine_app(resolved, runtime, node, scaling)
     ingress = serve.deployment(
         name="ingress",
         num_replicas=resolved.serve.http.servers,

@@ -5,9 +5,11 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
+from ray.serve.schema import ReplicaRank
 
 from rayllm.config.engine import EngineConfig
 from rayllm.config.serve import FrontendSettings, LogSettings
@@ -49,11 +51,20 @@ class EngineServer:
         self._fleet: Fleet | None = None
         self._ended = 0
         self._host = machine_address()
-        engine_id = serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        engine_id = context.replica_id.unique_id
+        self._first_rank = engine.data_parallel_rank
+        engine = replace(engine, data_parallel_rank=self._first_rank + context.rank.rank)
         self._engine = Engine.build(engine)
         self._sessions = SessionServer(self._engine, engine_id, limits, _exit_soon)
         self._sessions.start()
-        log.info("engine %s serves", engine_id)
+        log.info("engine %s serves as rank %d of %d", engine_id, engine.data_parallel_rank, engine.data_parallel_size)
+
+    async def reconfigure(self, user_config: None, rank: ReplicaRank) -> None:
+        """Called by Serve when the replica gets another rank, since one below it has gone for good."""
+        if self._engine.rank != self._first_rank + rank.rank:
+            log.info("rank %d is rank %d from now on", self._engine.rank, self._first_rank + rank.rank)
+            self._engine.rank = self._first_rank + rank.rank
 
     async def wake(self) -> None:
         """For `ServeDirectory`: a call that waits for a replica, and so has Serve start one."""
@@ -123,7 +134,9 @@ class EngineServer:
 
             self._fleet = Fleet(_OwnEngine(self._sessions), f"handle-{self._sessions.engine_id}", self._limits)
             self._fleet.start()
-            self._generator = Generator(self._frontend, Renderer.load(self._frontend), self._fleet)
+            # Else replicas would give equal seeds to different requests. (HTTP processes add 2**64 each.)
+            seed = self._frontend.seed + ((self._engine.rank - self._first_rank) << 80)
+            self._generator = Generator(replace(self._frontend, seed=seed), Renderer.load(self._frontend), self._fleet)
         return self._generator
 
 

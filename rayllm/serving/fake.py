@@ -35,7 +35,9 @@ def expected_output(prompt: list[int], count: int) -> list[int]:
 class FakeEngine:
     """Steps when `step` is called, or every `interval_s` seconds by itself. Meets `ServedEngine`."""
 
-    def __init__(self, interval_s: float | None = None, max_requests: int = 1000, max_prompt: int = 10_000) -> None:
+    def __init__(
+        self, interval_s: float | None = None, max_requests: int = 1000, max_prompt: int = 10_000, rank: int = 0
+    ) -> None:
         self.adds: list[Add] = []
         """Everything admitted, in order."""
         self.aborted: list[tuple[int, int | None, str]] = []
@@ -46,6 +48,7 @@ class FakeEngine:
         """Requests whose form is being compiled."""
         self.stalled = 0.0
         self.dead: str | None = None
+        self._rank = rank
         self._interval_s = interval_s
         self._max_requests = max_requests
         self._max_prompt = max_prompt
@@ -114,7 +117,7 @@ class FakeEngine:
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
-        return EngineStats(load=self.load(), generation_tokens=self._generated)
+        return EngineStats(rank=self._rank, load=self.load(), generation_tokens=self._generated)
 
     def stalled_s(self) -> float:
         """See `Engine.stalled_s`."""

@@ -18,13 +18,16 @@ import uvloop
 
 from rayllm.api.middleware import import_middleware
 from rayllm.api.tool_servers import connect as connect_tools
+from rayllm.config.data_parallel import DataParallel
 from rayllm.config.environment import Environment
 from rayllm.config.resolve import Resolved
 from rayllm.config.serve import HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import RayLLMError
+from rayllm.messages.group import Join
 from rayllm.model.precheck import check_model
 from rayllm.plugins import check_plugins
 from rayllm.render.renderer import Renderer
+from rayllm.serving.coordinator import GroupMember, GroupServer
 from rayllm.serving.processes import descendants, end
 from rayllm.serving.ray_cluster import Cluster
 from rayllm.serving.server import Server, listen, make_server, place_of
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-APP = "rayllm"
+ENGINE_APP = "rayllm"
 ROUTER_APP = "rayllm-router"
 RENDERER_APP = "rayllm-renderer"
 INTERRUPTED = 130
@@ -49,7 +52,8 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
 
     Raises:
         ConfigError: the place to listen at is taken, the files for TLS, the middleware or the chat template cannot be
-            used, a tool server does not answer, gRPC is not installed, or the Ray cluster cannot be joined.
+            used, a tool server does not answer, gRPC is not installed, the servers of a data-parallel group do not
+            meet, or the Ray cluster cannot be joined.
         ModelError: the model is of no known family, or damaged.
         RayLLMError: an engine could not start.
     """
@@ -108,14 +112,47 @@ def attach(service: "ServiceImpl", settings: ServeSettings, log_stats: bool) -> 
     """Connect the service of an HTTP process to the deployments, which may not be up yet."""
     from ray import serve
 
+    from rayllm.serving.elastic import ServeScaler
+
+    group = settings.data_parallel
+    router = app_name(ROUTER_APP, group)
+    engines = serve.get_deployment_handle("engine", app_name(ENGINE_APP, group), _check_exists=False)
     service.attach(
-        serve.get_deployment_handle("engine", APP, _check_exists=False),
+        engines,
         # One engine leaves a router nothing to choose, and then there is none.
-        serve.get_deployment_handle("router", ROUTER_APP, _check_exists=False) if settings.engines > 1 else None,
-        serve.get_deployment_handle("renderer", RENDERER_APP, _check_exists=False),
+        serve.get_deployment_handle("router", router, _check_exists=False) if has_router(group) else None,
+        serve.get_deployment_handle("renderer", app_name(RENDERER_APP, group), _check_exists=False),
         log_stats,
         settings.aggregate_stats,
+        scaler=ServeScaler(engines) if group.elastic else None,
     )
+
+
+def app_name(name: str, group: DataParallel) -> str:
+    """What an application is called: servers of one group may share a cluster."""
+    return name if group.alone else f"{name}-{group.first}"
+
+
+def has_router(group: DataParallel) -> bool:
+    """Whether there may be engines to choose among."""
+    return group.engines > 1 or group.elastic
+
+
+async def _unless(stop: asyncio.Event, task: Coroutine[Any, Any, None]) -> bool:
+    """Whether a task was done before the event was set, which cancels it.
+
+    Raises:
+        Exception: what the task raises.
+    """
+    stopping, doing = asyncio.create_task(stop.wait()), asyncio.create_task(task)
+    try:
+        await asyncio.wait([stopping, doing], return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return doing.done()
+    finally:
+        for one in (stopping, doing):
+            one.cancel()
 
 
 class _Launch:
@@ -126,6 +163,7 @@ class _Launch:
     ) -> None:
         self._resolved = resolved
         self._settings = resolved.serve
+        self._group = resolved.serve.data_parallel
         self._environment = environment
         self._cluster = cluster
         self._listener = listener
@@ -137,9 +175,32 @@ class _Launch:
         stop = asyncio.Event()
         catch_signals(stop)
         try:
-            return await self._start_and_serve(stop)
+            async with contextlib.AsyncExitStack() as meeting:
+                if await _unless(stop, self._meet(meeting)):
+                    return await self._start_and_serve(stop)
+                return 0
         finally:
             self._remove_files()
+
+    async def _meet(self, meeting: contextlib.AsyncExitStack) -> None:
+        """Wait for the other servers of the group, if it is to meet; `meeting` ends what that began.
+
+        Raises:
+            ConfigError: the meeting place is not to be had, or this server does not fit the others.
+        """
+        group = self._group
+        if group.meeting is None:
+            return
+        model, ranks = self._settings.frontend.served_model_names[0], list(group.ranks)
+        if group.first > 0:
+            member = GroupMember(*group.meeting, Join(size=group.size, ranks=ranks, model=model))
+            meeting.push_async_callback(member.close)
+            await member.join()
+            return
+        server = GroupServer(group.size, model, ranks)
+        meeting.push_async_callback(server.close)
+        await server.start(*group.meeting)
+        await server.wait_complete()
 
     def _remove_files(self) -> None:
         self._listener.close()
@@ -184,7 +245,17 @@ class _Launch:
 
         self._cluster.start()
         log.info("Ray is up after %.1f s; loading %s", self._elapsed(), self._resolved.engine.model.path)
-        self._cluster.deploy([(APP, engine_app(self._resolved, runtime))])
+        group, node = self._group, None
+        # A private Ray has no other node, and a single engine has no others to be near to.
+        if group.one_node and (group.engines > 1 or group.elastic) and not self._cluster.private:
+            node = self._cluster.node
+        if group.per_node is not None and (room := group.per_node * self._cluster.nodes) < group.engines:
+            log.warning(
+                "--data-parallel-size-local %d: the cluster has room for %d of %d engines; the others wait for nodes",
+                group.per_node, room, group.engines,
+            )  # fmt: skip
+        engines = engine_app(self._resolved, runtime, node)
+        self._cluster.deploy([(app_name(ENGINE_APP, group), engines)], elastic=group.elastic)
 
     async def _serve(
         self, deployed: "asyncio.Future[None]", service: "ServiceImpl", runtime: Any, stop: asyncio.Event
@@ -196,12 +267,12 @@ class _Launch:
 
         await deployed
         catch_signals(stop)
-        engines = serve.get_deployment_handle("engine", APP, _check_exists=False)
+        engines = serve.get_deployment_handle("engine", app_name(ENGINE_APP, self._group), _check_exists=False)
         attach(service, self._settings, self._settings.log_stats)
         await self._healthy(service)
-        helpers = [(RENDERER_APP, renderer_app(self._resolved, runtime))]
-        if self._settings.engines > 1:
-            helpers.append((ROUTER_APP, router_app(engines, runtime)))
+        helpers = [(app_name(RENDERER_APP, self._group), renderer_app(self._resolved, runtime))]
+        if has_router(self._group):
+            helpers.append((app_name(ROUTER_APP, self._group), router_app(engines, runtime)))
         address = await asyncio.wrap_future(self._cluster.submit(lambda: self._cluster.address))
         self._start_api_processes(address)
         self._announce()
@@ -210,7 +281,8 @@ class _Launch:
     async def _healthy(self, service: "ServiceImpl") -> None:
         """Wait for the first engine, or for the news that there will be none."""
         healthy, done = asyncio.create_task(service.wait_healthy()), threading.Event()
-        watch = self._cluster.submit(functools.partial(self._cluster.watch_start, APP, done))
+        app = app_name(ENGINE_APP, self._group)
+        watch = self._cluster.submit(functools.partial(self._cluster.watch_start, app, done))
         watching = asyncio.wrap_future(watch)
         try:
             await asyncio.wait([healthy, watching], return_when=asyncio.FIRST_COMPLETED)

@@ -29,14 +29,27 @@ ESTIMATE_HELP = {
 
 
 def prometheus_text(stats: Mapping[str, EngineStats], model_name: str, shown: Mapping[str, str] = {}) -> bytes:
-    """The metrics of all engines, by engine id, and of this process.
+    """The metrics of all engines, given by engine id and labelled by rank, and of this process.
 
     `shown` are older names, each with that of a metric, under which this is shown as well.
     """
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
-    registry.register(_Engines(stats, model_name, shown))
+    registry.register(_Engines(_labelled(stats), model_name, shown))
     return generate_latest(registry)
+
+
+def _labelled(stats: Mapping[str, EngineStats]) -> dict[str, EngineStats]:
+    """The stats by rank, which dashboards know engines by.
+
+    While an engine is replaced, two may have one rank; samples must differ in a label, so that the second one's has its
+    id as well.
+    """
+    labelled: dict[str, EngineStats] = {}
+    for engine_id, one in sorted(stats.items(), key=lambda item: item[1].rank):
+        rank = str(one.rank)
+        labelled[rank if rank not in labelled else f"{rank} ({engine_id})"] = one
+    return labelled
 
 
 _Value = Callable[[EngineStats], float]

@@ -96,8 +96,24 @@ class Cluster:
         address: str = ray.get_runtime_context().gcs_address
         return address
 
-    def deploy(self, apps: Sequence[tuple[str, Any]]) -> None:
+    @property
+    def node(self) -> str:
+        """The id of the node that this process runs on. To be called in Ray's thread."""
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are. To be called in Ray's thread."""
+        import ray
+
+        return sum(node["Alive"] for node in ray.nodes())
+
+    def deploy(self, apps: Sequence[tuple[str, Any]], elastic: bool = False) -> None:
         """Deploy applications by name, without waiting for them. To be called in Ray's thread.
+
+        `elastic`: the numbers of their replicas may be changed later.
 
         Raises:
             ConfigError: the cluster has an application of such a name.
@@ -110,7 +126,9 @@ class Cluster:
         self._apps += [name for name, _ in apps]
         logging_config = {"log_level": "ERROR", "enable_access_log": False}
         targets = [
-            serve.RunTarget(target=app, name=name, route_prefix=None, logging_config=logging_config)
+            serve.RunTarget(
+                target=app, name=name, route_prefix=None, logging_config=logging_config, external_scaler_enabled=elastic
+            )
             for name, app in apps
         ]
         serve.run_many(targets, wait_for_ingress_deployment_creation=True, wait_for_applications_running=False)

@@ -17,6 +17,7 @@ from rayllm.messages.engine import Add, Command
 from rayllm.render.renderer import Renderer
 from rayllm.serving.batcher import Batcher
 from rayllm.serving.directory import ServeDirectory, machine_address
+from rayllm.serving.elastic import Scaler
 from rayllm.serving.fleet import Fleet
 from rayllm.serving.metrics import prometheus_text
 from rayllm.serving.renderer_server import Job, Refused, RenderChat, Rendered, RenderText
@@ -58,6 +59,7 @@ class ServiceImpl:
         self._shown_metrics = shown_metrics
         self._tracing = tracing
         self._fleet: Fleet | None = None
+        self._scaler: Scaler | None = None
         self._attached = asyncio.Event()
         self._rendering: Iterator[Batcher[Job, Rendered]] | None = None
         """Used in turn. Each has one call under way, so that there are as many as workers at the other end."""
@@ -71,12 +73,14 @@ class ServiceImpl:
         log_stats: bool = False,
         aggregate_stats: bool = False,
         from_zero: bool = False,
+        scaler: Scaler | None = None,
     ) -> None:
         """Begin to use the deployments. Without a router or renderer their work is done here.
 
         `log_stats` logs statistics of each engine, or with `aggregate_stats` of all of them together. `from_zero` says
         that engines come up only when they are asked for.
         """
+        self._scaler = scaler
         choose = RouterClient(router).choose if router is not None else None
         directory = ServeDirectory(engines, machine_address())
         self._fleet = Fleet(directory, self._ingress_id, self._limits, choose, from_zero)
@@ -149,7 +153,20 @@ class ServiceImpl:
         """See `Service.command`."""
         return await (await self._engines()).command(command)
 
+    async def scale(self, engines: int, timeout_s: float) -> None:
+        """See `Service.scale`."""
+        await (await self._elastic()).scale(engines, timeout_s)
+
+    async def scaling(self) -> bool:
+        """See `Service.scaling`."""
+        return await (await self._elastic()).scaling()
+
     # -- within
+
+    async def _elastic(self) -> Scaler:
+        await self._engines()
+        assert self._scaler is not None, "the endpoints are there only with a scaler"
+        return self._scaler
 
     async def _engines(self) -> Fleet:
         if self._fleet is None:

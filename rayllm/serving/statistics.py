@@ -27,7 +27,6 @@ class Engines(Protocol):
 async def log_statistics(engines: Engines, every_s: float, aggregate: bool) -> None:
     """Log after each interval with something to do: a line for each engine, or one for all if `aggregate` is set."""
     before: dict[str, EngineStats] = {}
-    numbers: dict[str, int] = {}
     placed = 0
     while True:
         await asyncio.sleep(every_s)
@@ -38,19 +37,10 @@ async def log_statistics(engines: Engines, every_s: float, aggregate: bool) -> N
             known = [before.get(engine, EngineStats()) for engine in stats]
             log.info("%d engines: %s", len(stats), _line(combined(known), combined(stats.values()), every_s))
         else:
-            numbers = numbered(numbers, stats)
             for engine, now in stats.items():
                 line = _line(before.get(engine, EngineStats()), now, every_s)
-                log.info("engine %d (%s): %s", numbers[engine], engine, line)
+                log.info("engine %d (%s): %s", now.rank, engine, line)
         before = stats
-
-
-def numbered(before: dict[str, int], engines: Iterable[str]) -> dict[str, int]:
-    """Numbers of engines from 0. Those known keep theirs, and a new one takes the place of one that is gone."""
-    present = sorted(engines)
-    numbers = {engine: before[engine] for engine in present if engine in before}
-    free = (number for number in range(len(present)) if number not in set(numbers.values()))
-    return {engine: numbers[engine] if engine in numbers else next(free) for engine in present}
 
 
 def combined(stats: Iterable[EngineStats]) -> EngineStats:

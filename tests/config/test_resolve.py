@@ -47,7 +47,7 @@ def test_defaults():
 def test_engines_share_the_machine():
     all_ = resolved("--data-parallel-size", "2")
     assert (all_.engine.engines_on_host, all_.engine.threads) == (2, 2)
-    assert (all_.serve.engines, all_.serve.http.servers) == (2, 2)
+    assert (all_.serve.data_parallel.engines, all_.serve.http.servers) == (2, 2)
     assert resolved("-dp", "8").engine.threads == 1
     assert resolved("-dp", "2", "-asc", "3").serve.http.servers == 3
 

@@ -85,7 +85,7 @@ def test_the_counters_show_only_when_asked_for(bench, model):
     stats, _ = estimated(bench, model("llama_tied"), PROMPT, 3)
     shown = prometheus_text({"e": stats}, "m").decode()
     for name in (FLOPS, READ, WRITTEN):
-        assert f'vllm:{name}_total{{engine="e",model_name="m"}} ' in shown
+        assert f'vllm:{name}_total{{engine="0",model_name="m"}} ' in shown
     one = bench()
     one.run(make_add(1, PROMPT, 3))
     assert "estimated" not in prometheus_text({"e": one.engine.stats()}, "m").decode()

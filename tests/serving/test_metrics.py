@@ -20,10 +20,10 @@ def samples(stats, **kwargs):
 def test_every_engine_has_its_samples():
     stats = {
         "a": EngineStats(load=Load(running=2, waiting=3, kv_usage=0.25), prompt_tokens=10, finished={"stop": 4}),
-        "b": EngineStats(prefix_queries=8, prefix_hits=6, preemptions=1, cascade_steps=5, rejected=7),
+        "b": EngineStats(rank=1, prefix_queries=8, prefix_hits=6, preemptions=1, cascade_steps=5, rejected=7),
     }
     found = samples(stats)
-    a, b, model = ("engine", "a"), ("engine", "b"), ("model_name", "demo")
+    a, b, model = ("engine", "0"), ("engine", "1"), ("model_name", "demo")
     assert found["vllm:num_requests_running", a, model] == 2
     assert found["vllm:num_requests_waiting", a, model] == 3
     assert found["vllm:kv_cache_usage_perc", a, model] == 0.25
@@ -39,10 +39,19 @@ def test_every_engine_has_its_samples():
     assert any(name[0] == "process_resident_memory_bytes" for name in found)
 
 
+def test_engines_are_known_by_their_rank():
+    def labels(**ranks):
+        found = samples({engine: EngineStats(rank=rank) for engine, rank in ranks.items()})
+        return {dict(key[1:])["engine"] for key in found if key[0] == "vllm:num_requests_running"}
+
+    assert labels(x=3, y=2) == {"2", "3"}
+    assert labels(old=1, y=0, new=1) == {"0", "1", "1 (new)"}  # while one is replaced
+
+
 def test_histograms_are_cumulative():
     histogram = Histogram([0.1, 1.0], [3, 2, 1], 4.5)
     found = samples({"a": EngineStats(histograms={"time_to_first_token_seconds": histogram})})
-    name, a, model = "vllm:time_to_first_token_seconds", ("engine", "a"), ("model_name", "demo")
+    name, a, model = "vllm:time_to_first_token_seconds", ("engine", "0"), ("model_name", "demo")
     assert found[f"{name}_bucket", a, ("le", "0.1"), model] == 3
     assert found[f"{name}_bucket", a, ("le", "1.0"), model] == 5
     assert found[f"{name}_bucket", a, ("le", "+Inf"), model] == 6
@@ -63,7 +72,7 @@ def test_hidden_names_show_only_when_asked_for():
     assert not any(old in name for name, *_ in plain for old in HIDDEN_METRICS)
     shown = samples(stats, shown={old: one.successor for old, one in HIDDEN_METRICS.items()})
     assert plain.keys() <= shown.keys()
-    a, model = ("engine", "a"), ("model_name", "demo")
+    a, model = ("engine", "0"), ("model_name", "demo")
     assert shown["vllm:gpu_cache_usage_perc", a, model] == 0.5
     assert shown["vllm:gpu_prefix_cache_hits_total", a, model] == 6
     assert shown["vllm:gpu_prefix_cache_queries_total", a, model] == 0

@@ -25,7 +25,7 @@ def pair(tmp_path_factory):
     """Two engines behind two HTTP processes."""
     flags = (
         "--served-model-name", "demo", "--data-parallel-size", "2", "--max-model-len", "1024", "--dtype", "float32",
-        "--disable-uvicorn-access-log",
+        "--disable-uvicorn-access-log", "--enable-elastic-ep",
     )  # fmt: skip
     with served(smollm2_gguf(), *flags, folder=tmp_path_factory.mktemp("pair")) as server:
         wait_for(lambda: len(engines(server)) == 2)
@@ -79,6 +79,7 @@ def test_requests_spread_over_both_engines(pair, client):
         for _ in stream:
             pass
     after = engines(pair)
+    assert after.keys() == {"0", "1"}
     assert all(after[name] > before[name] for name in after), (before, after)
 
 
@@ -119,6 +120,28 @@ def test_an_http_process_that_dies_is_replaced(pair):
     wait_for(lambda: others() and victim not in others())
     # The first process never stopped serving.
     assert httpx.get(f"{pair.url}/health", timeout=10).status_code == 200
+
+
+@pytest.mark.option("enable-elastic-ep")
+def test_engines_come_and_go_and_requests_go_on(pair, client):
+    def scale(size):
+        body = {"new_data_parallel_size": size, "drain_timeout": 90}
+        return httpx.post(f"{pair.url}/scale_elastic_ep", json=body, timeout=120)
+
+    ask = {"model": "demo", "prompt": STORY, "max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    whole = client.completions.create(**ask).choices[0].text
+    streams = [client.completions.create(**ask, stream=True) for _ in range(2)]  # one for each engine
+    texts = [next(stream).choices[0].text for stream in streams]
+    assert scale(1).json() == {"message": "Scaled to 1 data parallel engines"}
+    assert len(engine_pids(pair)) == 1
+    for i, stream in enumerate(streams):
+        texts[i] += "".join(part.choices[0].text for part in stream)
+    assert texts == [whole, whole]
+    scaling = httpx.post(f"{pair.url}/is_scaling_elastic_ep", timeout=30).json()
+    assert scaling == {"is_scaling_elastic_ep": False}
+    assert scale(2).status_code == 200
+    wait_for(lambda: engines(pair).keys() == {"0", "1"})
+    assert client.completions.create(**ask).choices[0].text == whole
 
 
 def command_of(pid):

@@ -11,7 +11,7 @@ from rayllm.config.registry import registry
 from rayllm.messages.ingress import EngineStats, Load
 from rayllm.serving import service as service_module
 from rayllm.serving.service import ServiceImpl
-from rayllm.serving.statistics import combined, numbered
+from rayllm.serving.statistics import combined
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ async def lines(service, helpers, caplog, monkeypatch):
     monkeypatch.setattr(service_module, "STATS_EVERY_S", 0.05)
     monkeypatch.setattr(service_module, "machine_address", lambda: "here")
     monkeypatch.setattr(service_module, "ServeDirectory", lambda engines, host: service.directory)
-    for _ in range(2):
-        service.add_engine(interval_s=0.01)
+    for rank in range(2):
+        service.add_engine(interval_s=0.01, rank=rank)
 
     async def logged(*flags, count=6):
         values = parse_arguments(["m", *flags], registry())
@@ -70,10 +70,3 @@ def test_sums():
     assert (both.prefix_queries, both.prefix_hits) == (8, 4)
     assert both.load.kv_usage == pytest.approx(0.2)
     assert combined([]) == EngineStats()
-
-
-def test_a_new_engine_takes_the_number_of_a_lost_one():
-    first = numbered({}, ["b", "a"])
-    assert first == {"a": 0, "b": 1}
-    assert numbered(first, ["b", "c"]) == {"b": 1, "c": 0}
-    assert numbered(first, ["c", "d", "b"]) == {"b": 1, "c": 0, "d": 2}

@@ -18,7 +18,7 @@ GENERAL = (
         aliases=("-asc",),
         minimum=1,
         maximum=256,
-        help="HTTP or gRPC server processes, which share the port. Unset: as many as --data-parallel-size.",
+        help="HTTP or gRPC server processes, which share the port. Unset: as many as this server has engines.",
     ),
     Option(
         name="config",

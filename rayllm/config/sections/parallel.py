@@ -117,74 +117,73 @@ PARALLEL = (
         default=1,
         aliases=("-dp",),
         minimum=1,
-        help="Engine replicas, each with the whole model; memory and threads of a machine are divided among them.",
+        help="Engine replicas, each with the whole model; memory and threads of a machine are divided among them. With "
+        "--data-parallel-external-lb or --data-parallel-hybrid-lb those of all servers together.",
     ),
     Option(
         name="data-parallel-rank",
         kind=Kind.INT,
-        state=State.PLANNED,
         aliases=("-dpn",),
         minimum=0,
-        help="Rank of this engine, where something else spreads requests over engines.",
+        help="Rank of this server's one engine, where something else spreads requests over servers. Metrics and logs "
+        "tell it. Implies --data-parallel-external-lb.",
     ),
     Option(
         name="data-parallel-start-rank",
         kind=Kind.INT,
-        state=State.PLANNED,
         aliases=("-dpr",),
         minimum=0,
-        help="First rank on this node.",
+        help="First rank of this server, with --data-parallel-hybrid-lb (which a rank above 0 implies).",
     ),
     Option(
         name="data-parallel-size-local",
         kind=Kind.INT,
-        state=State.PLANNED,
         aliases=("-dpl",),
         minimum=0,
-        help="Engines on this node.",
+        help="Engines of this server, with --data-parallel-hybrid-lb; most engines on one node, with "
+        "--data-parallel-backend ray.",
     ),
     Option(
         name="data-parallel-address",
         kind=Kind.STR,
-        state=State.PLANNED,
         aliases=("-dpa",),
-        help="Address of the first node.",
+        help="Address of the server that has rank 0 (which itself may be given 0.0.0.0), where the servers of a group "
+        "(external or hybrid) meet: each waits for the others, and a rank, a model or a size that does not fit is "
+        "refused. 127.0.0.1 if only --data-parallel-rpc-port is given; with neither the servers start independently.",
     ),
     Option(
         name="data-parallel-rpc-port",
         kind=Kind.INT,
-        state=State.PLANNED,
         aliases=("-dpp",),
         minimum=1,
         maximum=65535,
-        help="Port where engines of several nodes meet.",
+        help="Port where they meet, on which the server of rank 0 listens; to be reached by the group's machines only. "
+        "29550 if only --data-parallel-address is given.",
     ),
     Option(
         name="data-parallel-backend",
         kind=Kind.ENUM,
-        state=State.PLANNED,
         default="mp",
         choices=("mp", "ray"),
         aliases=("-dpb",),
-        honoured=("ray",),
-        cure="leave it out: Ray Serve places engines",
-        help="What places engines.",
+        help="Where the engines run: mp: all on the node of the server; ray: spread over the nodes of the Ray cluster, "
+        "at most --data-parallel-size-local on each. Under serve run mp holds only if it is given.",
     ),
     Option(
         name="data-parallel-hybrid-lb",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
         aliases=("-dph",),
-        help="Spread requests within each node only.",
+        help="Spread requests over this server's own engines only, --data-parallel-size-local from "
+        "--data-parallel-start-rank on; something else spreads them over servers.",
     ),
     Option(
         name="data-parallel-external-lb",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
         aliases=("-dpe",),
-        help="Leave the spreading of requests to something else.",
+        help="Leave the spreading of requests to something else: this server runs one engine, that of "
+        "--data-parallel-rank, and passes no request on.",
     ),
     Option(
         name="enable-expert-parallel",
@@ -238,9 +237,9 @@ PARALLEL = (
     Option(
         name="enable-elastic-ep",
         kind=Kind.BOOL,
-        state=State.PLANNED,
         default=False,
-        help="Let the number of engines change while they serve.",
+        help="Let the number of engines change while they serve: POST /scale_elastic_ep with new_data_parallel_size "
+        "(and drain_timeout, seconds) starts or ends engines, whose requests go on in others.",
     ),
     Option(
         name="dbo-decode-token-threshold",
