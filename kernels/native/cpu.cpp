@@ -901,4 +901,5 @@ void rk_run(void* machine, const Instruction* program, int64_t length, float* co
 
 }  // extern "C"
 
+#include "exchange.h"
 #include "sample.h"

@@ -8,7 +8,7 @@ import ctypes
 import logging
 import subprocess
 import sys
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
@@ -168,6 +168,12 @@ def load(variant: Variant) -> Any:
             (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *(c_void_p,) * 4),
         ),
         "run": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p)),
+        "exchange_bytes": (c_int64, (c_int64, c_int64)),
+        "exchange_gather": (
+            c_uint32,
+            (c_void_p, c_int64, c_int64, c_int64, c_uint32, c_void_p, c_int64, c_void_p),
+        ),
+        "exchange_sum": (c_uint32, (c_void_p, c_int64, c_int64, c_int64, c_uint32, c_void_p, c_int64)),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(loaded, f"rk_{name}")

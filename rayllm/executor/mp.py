@@ -41,7 +41,10 @@ class LocalLauncher:
         for i, rank in enumerate(settings.local):
             seat = Seat(rank=rank, beside=len(settings.local), host=self._host)
             bound = ["numactl", *settings.numactl[i]] if settings.numactl else []
-            process = subprocess.Popen([*bound, sys.executable, "-m", __name__], stdin=subprocess.PIPE)
+            # In a session of its own: Ctrl-C is for the engine, which then ends its workers.
+            process = subprocess.Popen(
+                [*bound, sys.executable, "-m", __name__], stdin=subprocess.PIPE, start_new_session=True
+            )
             self._processes[rank] = process
             log.info("worker %d: process %d%s", rank, process.pid, f", {' '.join(bound)}" if bound else "")
             assert process.stdin is not None

@@ -14,6 +14,7 @@ from rayllm.errors import ConfigError
 from rayllm.parallel.group import TorchGroup
 from rayllm.parallel.pipeline import Pipeline
 from rayllm.parallel.ranks import Ranks
+from rayllm.parallel.shared import shared_if_near
 
 SIOCGIFADDR = 0x8915
 
@@ -85,7 +86,7 @@ def _place(settings: ParallelSettings) -> Place:
     rank, tensor = dist.get_rank(), settings.tensor
     stage, number = divmod(rank, tensor)
     layers = [dist.new_group(list(range(first, first + tensor))) for first in range(0, settings.size, tensor)]
-    ranks = Ranks(tensor=TorchGroup(layers[stage]), stage=stage, stages=settings.stages)
+    ranks = Ranks(tensor=shared_if_near(TorchGroup(layers[stage])), stage=stage, stages=settings.stages)
     if settings.stages == 1:
         return Place(ranks)
     lines = [dist.new_group(list(range(first, settings.size, tensor))) for first in range(tensor)]

@@ -33,8 +33,8 @@ def wanted() -> list[str]:
         return [result.outputs[0].text for result in results]
 
 
-def answer(url: str, prompt: str, tokens: int = TOKENS) -> str:
-    body = {"model": "demo", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+def answer(url: str, prompt: str, tokens: int = TOKENS, **more: object) -> str:
+    body = {"model": "demo", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": not more, **more}
     reply = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
     assert reply.status_code == 200, reply.text
     text: str = reply.json()["choices"][0]["text"]
@@ -61,6 +61,10 @@ def test_two_ranks_on_ray_serve_the_text_of_one_and_are_replaced(wanted: list[st
         assert len(workers(server)) == 2
         with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as pool:
             assert list(pool.map(lambda prompt: answer(server.url, prompt), PROMPTS)) == wanted
+            assert answer(server.url, PROMPTS[0], structured_outputs={"choice": ["Rome", "Oslo"]}) in ("Rome", "Oslo")
+            bad = {"prompt": "x", "max_tokens": 4, "structured_outputs": {"regex": "("}}
+            refused = httpx.post(f"{server.url}/v1/completions", json={"model": "demo", **bad}, timeout=60)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "structured_outputs")
             long = pool.submit(answer, server.url, PROMPTS[1], 200)
             time.sleep(1.0)
             victims = workers(server)
