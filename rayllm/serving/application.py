@@ -110,7 +110,7 @@ def engine_app(
 ) -> Application:
     """The engines alone, as an application whose handle takes `generate` and `stream`.
 
-    `node` is the id of the one node that all of them must run on; None: any.
+    `node` is the id of the one node that all of them, and their workers, must run on; None: any.
     """
     group, scaling = resolved.serve.data_parallel, scaling or EngineScaling()
     deployment = serve.deployment(
@@ -128,7 +128,10 @@ def engine_app(
         # A model that cannot be loaded does not get better by trying again.
         max_constructor_retry_count=1,
     )(EngineServer)
-    engine = replace(resolved.engine, parallel=runtime.place(resolved.engine.parallel))
+    parallel = runtime.place(resolved.engine.parallel)
+    if node is not None:
+        parallel = replace(parallel, labels=(*parallel.labels, (NODE_LABEL, node)))
+    engine = replace(resolved.engine, parallel=parallel)
     app: Application = deployment.bind(engine, resolved.serve.frontend, runtime.limits, runtime.logs)
     return app
 

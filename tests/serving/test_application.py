@@ -48,6 +48,8 @@ def test_where_engines_run():
     assert "label_selector" not in anywhere.ray_actor_options
     here = deployment("-dp", "2", node="abc")
     assert here.ray_actor_options["label_selector"] == {"ray.io/node-id": "abc"}
+    assert here.init_args[0].parallel.labels == (("ray.io/node-id", "abc"),)  # of the engines' workers
+    assert anywhere.init_args[0].parallel.labels == ()
     spread = deployment("-dp", "4", "-dpb", "ray", "-dpl", "2")
     assert (spread.num_replicas, spread._replica_config.max_replicas_per_node) == (4, 2)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,12 +66,13 @@ def raylet_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def workers() -> list[int]:
+def running(what: bytes) -> list[int]:
+    """Processes of this test's cluster."""
     found = []
-    for folder in Path("/proc").iterdir():
+    for pid in descendants(os.getpid()):
         with contextlib.suppress(OSError):
-            if folder.name.isdigit() and b"RankActor" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
+            if what in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found
 
 
@@ -82,5 +84,18 @@ def test_two_nodes_serve_one_model(cluster: dict[str, str], tmp_path: Path) -> N
     with served(smollm2_gguf(), *flags, folder=tmp_path, env=env) as server:
         reply = httpx.post(f"{server.url}/v1/chat/completions", json=CHAT, timeout=120).json()
         assert "Paris" in reply["choices"][0]["message"]["content"]
-        found = workers()
+        found = running(b"RankActor")
         assert len({raylet_of(pid) for pid in found}) == len(found) == 2
+
+
+@pytest.mark.long
+@pytest.mark.option("data-parallel-backend", "data-parallel-size-local")
+def test_engines_stay_together_or_are_spread(cluster: dict[str, str], tmp_path: Path) -> None:
+    common = ("--max-model-len", "512", "-dp", "2")
+    for flags, nodes in ((), 1), (("-dpb", "ray", "-dpl", "1"), 2):
+        with served(smollm2_gguf(), *common, *flags, folder=tmp_path, env=cluster):
+            end = time.monotonic() + 60
+            while len(found := running(b"ServeReplica:rayllm:engine")) < 2:
+                assert time.monotonic() < end, "waited in vain for two engines"
+                time.sleep(0.5)
+            assert len({raylet_of(pid) for pid in found}) == nodes
