@@ -128,7 +128,7 @@ def test_tokens_are_the_same_where_masks_come_first(start: Start, alone, monkeyp
     filled.clear()
     free = [add(40 + i, StructuredOutputs(regex=r"(.|\n)*"), temperature=2.0 * i, max_tokens=40) for i in range(2)]
     texts = runner.run(free)
-    assert len(filled) < sum(map(len, texts)) / 2, "masks are worked out for tokens that are not allowed, and for ends"
+    assert len(filled) < sum(map(len, texts)) * 0.8, "what is allowed needs no mask"
     monkeypatch.setattr(Sampler, "_may_wait", lambda *args: False)
     monkeypatch.setattr(Batch, "all_plain", lambda *args: False)
     assert runner.run(greedy) == tokens
