@@ -28,6 +28,14 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 6}
+_MLA = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 3,
+}
 
 
 def _rope(kind: str, **values: Any) -> dict[str, Any]:
@@ -72,6 +80,18 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {}),
+    "deepseek2_lite": ("DeepseekV2", {**_MLA, "q_lora_rank": None}),
+    "deepseek2": (
+        "DeepseekV2",
+        {
+            **_MLA,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=0.9),
+            "q_lora_rank": 28,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "deepseek3": ("DeepseekV3", {**_MLA, "q_lora_rank": 28}),
     "granite": (
         "Granite",
         {

@@ -66,7 +66,12 @@ class Instruction(ctypes.Structure):
             (name, c_int32)
             for name in ("op", "kind", "epilogue", "rope", "src", "dst", "other", "integer", "cache_kind", "group")
         ),
-        *((name, c_int64) for name in ("n", "k", "heads", "kv_heads", "head", "rotated", "block", "window", "offset")),
+        *(
+            (name, c_int64)
+            for name in (
+                "n", "k", "heads", "kv_heads", "head", "value_in_key", "rotated", "block", "window", "offset", "step",
+            )
+        ),
         *((name, c_void_p) for name in ("weight", "bias", "sinks", "keys", "values", "q_norm", "k_norm", "scales")),
         *((name, c_float) for name in ("f0", "f1")),
     )
@@ -202,6 +207,14 @@ def pair(gate: Tensor, up: Tensor) -> Tensor:
         whole[:n] = part
         both[:, i] = whole.view(-1, LANES, *part.shape[1:])
     return both.view(2 * padded, *gate.shape[1:])
+
+
+def side_by_side(rows_NEK: Tensor) -> Tensor:
+    """The matrices of several heads as one, each filled up to whole panels, for `Program.head_linear`."""
+    heads, n, k = rows_NEK.shape
+    filled = rows_NEK.new_zeros(heads, -(-n // LANES) * LANES, k)
+    filled[:, :n] = rows_NEK
+    return filled.flatten(0, 1)
 
 
 class Machine:

@@ -116,6 +116,37 @@ class NativeOps:
         program.attention(0, 1, heads, scale, soft_cap, window, layer, sinks_N)
         return self._run(program, tokens, 1, batch).view(q_TNH.shape).to(q_TNH.dtype)
 
+    def latent_cache_shape(
+        self, num_blocks: int, block_size: int, size: int, dtype: torch.dtype = torch.float32
+    ) -> tuple[int, ...]:
+        """See `attention.latent_cache_shape`; `block_size` is a divisor or a multiple of 16."""
+        return cache_shape(num_blocks, block_size, 1, size, dtype, value_in_key=size)
+
+    def write_latent(
+        self, x_TC: Tensor, cache: Tensor, slot_mapping_T: Tensor, scales_2: Tensor | None = None
+    ) -> None:
+        """See `attention.write_latent`; a rotation of no entries."""
+        size = x_TC.shape[1]
+        program = _program(len(x_TC), x_TC)
+        program.rotate_and_store(0, Heads(0, 0, 0), LayerCache.view_of(cache, size, scales_2, size))
+        self._run(program, len(x_TC), 0, _batch_of_slots(slot_mapping_T))
+
+    def latent_attention(
+        self,
+        q_TNC: Tensor,
+        cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        value_size: int,
+        scales_2: Tensor | None = None,
+    ) -> Tensor:
+        """See `attention.latent_attention`."""
+        tokens, heads, size = q_TNC.shape
+        program = _program(tokens, q_TNC.flatten(1), heads * value_size)
+        layer = LayerCache.view_of(cache, size, scales_2, value_size)
+        program.attention(0, 1, heads, scale, None, None, layer)
+        return self._run(program, tokens, 1, batch).view(tokens, heads, value_size).to(q_TNC.dtype)
+
     def _gated(self, gate_up_TF: Tensor, epilogue: Epilogue) -> Tensor:
         gate, up = torch.eye(gate_up_TF.shape[1]).chunk(2)
         out_TF = self._machine.linear(gate_up_TF.float(), self._machine.pack(pair(gate, up)), None, epilogue)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels.batch import AttentionBatch
-from rayllm_kernels.native.library import Epilogue, Instruction, Machine, Packed, Step
+from rayllm_kernels.native.library import LANES, Epilogue, Instruction, Machine, Packed, Step
 from rayllm_kernels.native.memory import zeros
 from rayllm_kernels.storage import HEAD_SCALED
 
@@ -37,6 +37,7 @@ class Op(IntEnum):
     ROTATE_AND_STORE = 6
     ATTENTION = 7
     PROJECT = 8
+    HEAD_LINEAR = 9
 
 
 class Program:
@@ -81,6 +82,22 @@ class Program:
         """Products of src with a matrix, from column `offset` on; or act(gate) * up, of a matrix that `pair` made."""
         assert weight.k <= self._widths[src]
         self._add(Op.LINEAR, src=src, dst=dst, epilogue=epilogue, offset=offset, **self._product(weight, bias))
+
+    def head_linear(
+        self, src: int, dst: int, weight: Packed, heads: int, n: int, dst_step: int, src_step: int = 0, offset: int = 0
+    ) -> None:
+        """Of each head its own product, of `n` columns: `weight` is a packed matrix that `side_by_side` made.
+
+        Head h multiplies the columns of src from h * `src_step` on, and fills those of dst from `offset` +
+        h * `dst_step` on.
+        """
+        assert weight.n == heads * (-(-n // LANES) * LANES), (weight.n, heads, n)
+        assert (heads - 1) * src_step + weight.k <= self._widths[src]
+        assert offset + (heads - 1) * dst_step + n <= self._widths[dst]
+        self._add(
+            Op.HEAD_LINEAR, src=src, dst=dst, heads=heads, head=dst_step, step=src_step, offset=offset,
+            **{**self._product(weight, None), "n": n},
+        )  # fmt: skip
 
     def project(
         self,
@@ -208,14 +225,15 @@ class Program:
             **{name: self._floats(weight) for name, weight in norms.items() if weight is not None},
         }  # fmt: skip
 
-    def _cache(self, cache: "LayerCache") -> dict[str, int]:
+    def _cache(self, cache: "LayerCache") -> dict[str, Any]:
         """Fields that describe a cache."""
-        keys, values = cache.parts()
+        keys, *values = cache.parts()
         self._kept.append(cache)
         self._groups = max(self._groups, cache.group + 1)
         return {
             "cache_kind": CACHE_KINDS[keys.dtype], "kv_heads": cache.kv_heads, "head": cache.head_size,
-            "block": cache.block_size, "keys": keys.data_ptr(), "values": values.data_ptr(),
+            "block": cache.block_size, "value_in_key": cache.value_in_key, "keys": keys.data_ptr(),
+            "values": values[0].data_ptr() if values else None,
             "scales": cache.scales_2.data_ptr(), "group": cache.group,
         }  # fmt: skip
 
@@ -236,28 +254,40 @@ class Heads:
 
 
 class LayerCache:
-    """Keys and values of one layer, in tiles (see cpu.cpp)."""
+    """Keys and values of one layer, in tiles (see cpu.cpp); or keys alone, where these hold their values."""
 
     group = 0
     """Which of a step's tables of blocks is this layer's."""
 
-    def __init__(self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
-        """`block_size` is a divisor or a multiple of 16; for `dtype` see `storage`."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        value_in_key: int = 0,
+    ) -> None:
+        """`block_size` is a divisor or a multiple of 16; for `dtype` see `storage`.
+
+        With `value_in_key` so many entries of a key, the last ones, are its value, and no other is stored.
+        """
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
-        self.scales_2 = torch.ones(2)
-        self._keys, self._values = (
-            zeros(n * dtype.itemsize).view(dtype) for n in _numbers(num_blocks, block_size, kv_heads, head_size, dtype)
-        )
+        self.value_in_key, self.scales_2 = value_in_key, torch.ones(2)
+        sizes = _numbers(num_blocks, block_size, kv_heads, head_size, dtype, value_in_key)
+        self._parts = tuple(zeros(n * dtype.itemsize).view(dtype) for n in sizes)
 
     @classmethod
-    def view_of(cls, cache: Tensor, head_size: int, scales_2: Tensor | None = None) -> "LayerCache":
+    def view_of(
+        cls, cache: Tensor, head_size: int, scales_2: Tensor | None = None, value_in_key: int = 0
+    ) -> "LayerCache":
         """Over the memory of a tensor of the shape that `cache_shape` gave."""
         num_blocks, block_size, kv_heads, _ = cache.shape
         self = cls.__new__(cls)
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
-        self.scales_2 = torch.ones(2) if scales_2 is None else scales_2
-        sizes = _numbers(num_blocks, block_size, kv_heads, head_size, cache.dtype)
-        self._keys, self._values = cache.view(-1).split(sizes)
+        self.value_in_key, self.scales_2 = value_in_key, torch.ones(2) if scales_2 is None else scales_2
+        sizes = _numbers(num_blocks, block_size, kv_heads, head_size, cache.dtype, value_in_key)
+        self._parts = tuple(cache.view(-1).split(sizes))
         return self
 
     def of_layer(self, group: int, scales_2: Tensor) -> "LayerCache":
@@ -266,30 +296,38 @@ class LayerCache:
         other.group, other.scales_2 = group, scales_2
         return other
 
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, flat."""
-        return self._keys, self._values
+    def parts(self) -> tuple[Tensor, ...]:
+        """Keys, and values if they are stored, flat."""
+        return self._parts
 
 
-def cache_bytes(block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
+def cache_bytes(block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype, value_in_key: int = 0) -> int:
     """Bytes of one block of a layer."""
-    return sum(_numbers(1, block_size, kv_heads, head_size, dtype)) * dtype.itemsize
+    return sum(_numbers(1, block_size, kv_heads, head_size, dtype, value_in_key)) * dtype.itemsize
 
 
 def cache_shape(
-    num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype = torch.float32
+    num_blocks: int,
+    block_size: int,
+    kv_heads: int,
+    head_size: int,
+    dtype: torch.dtype = torch.float32,
+    value_in_key: int = 0,
 ) -> tuple[int, ...]:
     """Keys and values of a layer as one tensor: all keys first, whatever the dimensions say."""
-    numbers = sum(_numbers(1, block_size, kv_heads, head_size, dtype))
+    numbers = sum(_numbers(1, block_size, kv_heads, head_size, dtype, value_in_key))
     return num_blocks, block_size, kv_heads, numbers // (block_size * kv_heads)
 
 
-def _numbers(num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> tuple[int, int]:
+def _numbers(
+    num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype, value_in_key: int
+) -> tuple[int, ...]:
     """How many make up the keys and the values of a layer, the bytes of scales counted where they follow each tile."""
     tokens = min(block_size, 16)
     tiles = num_blocks * kv_heads * (block_size // tokens)
     scale = 4 if dtype in HEAD_SCALED else 0
-    return tiles * (head_size + scale) * 16, tiles * (-(-head_size // 16) * 16 + scale) * tokens
+    keys = tiles * (head_size + scale) * 16
+    return (keys,) if value_in_key else (keys, tiles * (-(-head_size // 16) * 16 + scale) * tokens)
 
 
 def fits(block_size: int) -> bool:

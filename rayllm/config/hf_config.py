@@ -23,6 +23,14 @@ _GEMMA_LIKE = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+_DEEPSEEK_LIKE = {
+    **_LLAMA_LIKE,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA_LIKE,
     "mistral": {
@@ -58,6 +66,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "olmo2": {**_LLAMA_LIKE, "rms_norm_eps": 1e-5},
     "granite": _LLAMA_LIKE,
+    "deepseek_v2": {**_DEEPSEEK_LIKE, "first_k_dense_replace": 0},
+    "deepseek_v3": {**_DEEPSEEK_LIKE, "max_position_embeddings": 4096, "first_k_dense_replace": 3},
 }
 """What a config of each `model_type` means by leaving a value out."""
 

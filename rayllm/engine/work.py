@@ -7,6 +7,9 @@
     FLOPs    2 T L D H (2 N + 2 G) + 6 T L D F     projections and MLP: two operations for each weight and token
              + 4 N H  sum over layers and tokens of c          scores, and the weighted sum of values
              + 2 R D V                                         logits
+    With latent attention (q, l, r, p, v its widths in the order of `MlaSpec`, q = 0 without):
+             2 T L (D q + (q or D) N (p + r) + D (l + r) + N l (p + v) + N v D)      for the projections above
+             + 2 N (2 l + r)  sum over layers and tokens of c                        for scores and the weighted sum
     read     bytes of all weights once a step, those of the output head only where R > 0
              + keys and values that the tokens of a row see, once for each row and layer
     written  keys and values of the T tokens
@@ -21,6 +24,7 @@ from rayllm.config.engine import EngineConfig
 from rayllm.config.kv_cache import ITEM_BYTES, head_bytes
 from rayllm.engine.scheduler import PlannedStep
 from rayllm.model.families import spec_of
+from rayllm.model.spec import DecoderSpec
 
 FLOPS, READ, WRITTEN = "estimated_flops_per_gpu", "estimated_read_bytes_per_gpu", "estimated_write_bytes_per_gpu"
 
@@ -37,13 +41,13 @@ class Work:
         spec = spec_of(config.model)
         self.totals = {FLOPS: 0.0, READ: 0.0, WRITTEN: 0.0}
         """By metric name without prefix."""
-        width, attention = spec.hidden_size, spec.num_heads * spec.head_size
-        kv = spec.num_kv_heads * spec.head_size
-        self._layers = spec.num_layers * width * (2 * attention + 2 * kv + 3 * spec.intermediate_size)
+        width = spec.hidden_size
+        projections, self._attention = _of_attention(spec)
+        self._layers = spec.num_layers * (projections + 3 * width * spec.intermediate_size)
         self._head = width * spec.vocab_size
-        self._attention = 4 * attention
         stored = [config.kv_cache.of_layer(i, window, config.dtype) for i, window in enumerate(spec.windows)]
-        sizes = [2 * spec.num_kv_heads * head_bytes(dtype, spec.head_size) for dtype in stored]
+        parts = (1 if spec.mla is not None else 2) * spec.num_kv_heads
+        sizes = [parts * head_bytes(dtype, spec.head_size) for dtype in stored]
         self._caches = Counter(zip(spec.windows, sizes, strict=True))
         """Layers by window, and by the bytes of a token's keys and values."""
         value = ITEM_BYTES[config.dtype]
@@ -69,6 +73,17 @@ class Work:
         self.totals[READ] += read / self._workers
         written = sum(size * layers for (_, size), layers in self._caches.items())
         self.totals[WRITTEN] += tokens * written / self._workers
+
+
+def _of_attention(spec: DecoderSpec) -> tuple[int, int]:
+    """Of one layer: weights that a token is multiplied with, and operations for each token that it sees."""
+    width, heads, mla = spec.hidden_size, spec.num_heads, spec.mla
+    if mla is None:
+        return 2 * width * (heads + spec.num_kv_heads) * spec.head_size, 4 * heads * spec.head_size
+    latent, low = mla.kv_lora_rank, mla.q_lora_rank or 0
+    query = width * low + (low or width) * heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    projections = heads * latent * (mla.qk_nope_head_dim + mla.v_head_dim) + heads * mla.v_head_dim * width
+    return query + width * spec.head_size + projections, 2 * heads * (spec.head_size + latent)
 
 
 def tokens_seen(start: int, count: int, window: int | None) -> int:

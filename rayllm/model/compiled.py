@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from rayllm.errors import ConfigError
+from rayllm.model.compiled_mla import Buffers, PackedLatent
 from rayllm.model.decoder import Decoder, DecoderLayer
 from rayllm.model.dequantize import dequantize
 from rayllm.model.layers import ColumnLinear, Embedded, Norm, Quantized, RowLinear, SplitNorm, VocabTable
+from rayllm.model.mla import LatentAttention
 from rayllm.model.spec import Activation, CacheSpec
 from rayllm_kernels import AttentionBatch
 from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, Packed, pair
@@ -28,8 +30,9 @@ log = logging.getLogger(__name__)
 
 KEPT_KINDS = frozenset(kind.name for kind in BLOCK)
 """Quantized kinds that are multiplied as they are stored."""
-RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER = range(6)
+RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER, QUERY_LOW, QUERY_REST, HEAD_VALUES = range(9)
 """Buffers of a program."""
+LATENT = Buffers(low=QUERY_LOW, rest=QUERY_REST, heads=QKV, attended=ATTENDED, values=HEAD_VALUES)
 EMBEDDING = 1
 """Instructions of a program that fill the residual stream at first."""
 
@@ -68,7 +71,7 @@ class CompiledDecoder:
     def cache_bytes(self, block_size: int) -> int:
         """Bytes of one block over all layers of a group."""
         specs = [self._cache_specs[layer] for layer in self._layout.largest(len(self._cache_specs))]
-        return sum(cache_bytes(block_size, s.kv_heads, s.head_size, DTYPES[s.dtype]) for s in specs)
+        return sum(cache_bytes(block_size, s.kv_heads, s.head_size, DTYPES[s.dtype], s.value_in_key) for s in specs)
 
     def new_caches(self, num_blocks: int, block_size: int) -> list[LayerCache]:
         """Empty caches, one for each layer (groups of layers share their memory), to be handed to every call.
@@ -80,8 +83,8 @@ class CompiledDecoder:
             raise ConfigError("--block-size", f"{block_size} is no divisor and no multiple of 16", "choose 16 or 32")
         specs = self._cache_specs
         caches = [
-            LayerCache(num_blocks, block_size, specs[i].kv_heads, specs[i].head_size, DTYPES[specs[i].dtype])
-            for i in self._layout.largest(len(specs))
+            LayerCache(num_blocks, block_size, s.kv_heads, s.head_size, DTYPES[s.dtype], s.value_in_key)
+            for s in (specs[i] for i in self._layout.largest(len(specs)))
         ]
         places = zip(self._layout.places(len(specs)), self._scales, strict=True)
         return [caches[index].of_layer(group, scales_2) for (group, index), scales_2 in places]
@@ -128,7 +131,8 @@ class CompiledDecoder:
             dtype = DTYPES[spec.dtype]
             if dtype in LAYER_SCALED:
                 run(begin=at, end=end)
-                scales_2.copy_(layer_scales(*qkv_TE[:, -2 * key :].split(key, dim=1), dtype))
+                kept = (qkv_TE[:, -key:],) * 2 if spec.value_in_key else qkv_TE[:, -2 * key :].split(key, dim=1)
+                scales_2.copy_(layer_scales(*kept, dtype))
                 at = begin
         log.info("scales of keys and values: %s", self.kv_scales())
         return at
@@ -154,7 +158,10 @@ class CompiledDecoder:
         key = spec.num_kv_heads * spec.head_size
         inner = -(-spec.intermediate_size // 16) * 16
         width = spec.hidden_size
-        program = Program((width, width, query + 2 * key, query, width, inner), self._max_tokens)
+        widths = dict(enumerate((width, width, query + 2 * key, query, width, inner)))
+        if spec.mla is not None:
+            widths |= LATENT.widths(spec)
+        program = Program(tuple(widths[i] for i in sorted(widths)), self._max_tokens)
         program.embed(RESIDUAL, self._embed, self._embedding_scale)
         self._stores = []
         first = True
@@ -194,6 +201,11 @@ class CompiledDecoder:
         rope = spec.layer_rope[index]
         heads = Heads(spec.num_heads, rope, spec.ropes[rope].size)
         begin = len(program)
+        if layer.latent is not None:
+            layer.latent.project(program, source, LATENT, rope, cache)
+            self._stores.append((begin, len(program)))
+            layer.latent.attend(program, BRANCH, LATENT, cache)
+            return
         if spec.qk_norm == "head":
             heads = replace(heads, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps)
         if spec.head_size % 16 == 0 and spec.qk_norm != "all":
@@ -303,8 +315,10 @@ class _Layer:
         self.post_attention_norm = _norm_weight(layer.post_attention_norm)
         self.mlp_norm = _norm_weight(layer.mlp_norm)
         self.post_mlp_norm = _norm_weight(layer.post_mlp_norm)
-        self.q_norm, self.k_norm = _norm_weight(attention.q_norm), _norm_weight(attention.k_norm)
-        self.qkv, self.out = _Product(packer, attention.qkv), _Product(packer, attention.out)
+        self.latent = PackedLatent(attention, packer) if isinstance(attention, LatentAttention) else None
+        if self.latent is None:
+            self.q_norm, self.k_norm = _norm_weight(attention.q_norm), _norm_weight(attention.k_norm)
+            self.qkv, self.out = _Product(packer, attention.qkv), _Product(packer, attention.out)
         self.gate_up, self.down = _pack_gated(packer, mlp.gate_up), _Product(packer, mlp.down)
         half, bias = mlp.gate_up.sizes[0], mlp.gate_up.bias
         self.gate_up_bias = None if bias is None else pair(bias[:half, None], bias[half:, None])[:, 0]

@@ -24,6 +24,7 @@ from rayllm.model.layers import (
     VocabTable,
     split_evenly,
 )
+from rayllm.model.mla import LatentAttention
 from rayllm.model.rope import Rope
 from rayllm.model.spec import CacheSpec, DecoderSpec
 from rayllm_kernels import AttentionBatch, storage
@@ -117,6 +118,7 @@ class Decoder(nn.Module):
                 window=window,
                 kv_heads=layer.attention.kv_heads,
                 head_size=self.spec.head_size,
+                value_in_key=self.spec.mla.kv_lora_rank if self.spec.mla is not None else 0,
                 dtype=self._kv_cache.of_layer(i, window, str(self.place.dtype).removeprefix("torch.")),
             )
             for i, (window, layer) in enumerate(zip(self.spec.windows, self.layers, strict=True))
@@ -137,8 +139,11 @@ class Decoder(nn.Module):
         caches = []
         for layer in self.layout.largest(len(specs)):
             spec = specs[layer]
-            dtype = DTYPES[spec.dtype]
-            shape = self.place.ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size, dtype)
+            dtype, ops = DTYPES[spec.dtype], self.place.ops
+            if spec.value_in_key:
+                shape = ops.latent_cache_shape(num_blocks, block_size, spec.head_size, dtype)
+            else:
+                shape = ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size, dtype)
             caches.append(zeros(shape, dtype, self.place.device))
         return [caches[index] for _, index in self.layout.places(len(specs))]
 
@@ -155,7 +160,7 @@ class DecoderLayer(nn.Module):
         before, after = spec.norm_placement != "post", spec.norm_placement != "pre"
         self.residual_scale = spec.residual_scale
         self.input_norm = norm(before)
-        self.attention = Attention(spec, index, place)
+        self.attention = Attention(spec, index, place) if spec.mla is None else LatentAttention(spec, spec.mla, place)
         self.post_attention_norm = norm(after)
         self.mlp_norm = norm(before)
         self.mlp = Mlp(spec, place)

@@ -1,5 +1,6 @@
 """Families of models: for each architecture, how its config becomes a `DecoderSpec`. Adding one adds an entry."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from rayllm.config.model_facts import ModelFacts
 from rayllm.errors import ModelError
-from rayllm.model.spec import DecoderSpec, RopeSpec, WeightNames
+from rayllm.model.spec import DecoderSpec, MlaSpec, RopeSpec, WeightNames
 
 _ATTENTION_AND_MLP = {
     "layers.{i}.self_attn.q_proj": "attention.qkv:q",
@@ -58,6 +59,26 @@ OLMO2_NAMES = WeightNames(
         "layers.{i}.post_feedforward_layernorm": "post_mlp_norm",
     },
     top=_TOP,
+)
+_MLA_NAMES = WeightNames(
+    layer={
+        **{stem: place for stem, place in LLAMA_NAMES.layer.items() if ".self_attn." not in stem},
+        "layers.{i}.self_attn.kv_a_proj_with_mqa": "attention.kv_a",
+        "layers.{i}.self_attn.kv_a_layernorm": "attention.kv_a_norm",
+        "layers.{i}.self_attn.kv_b_proj": "attention.kv_b:kv",
+        "layers.{i}.self_attn.o_proj": "attention.out",
+    },
+    top=_TOP,
+)
+DEEPSEEK_LITE_NAMES = replace(_MLA_NAMES, layer={**_MLA_NAMES.layer, "layers.{i}.self_attn.q_proj": "attention.q"})
+DEEPSEEK_NAMES = replace(
+    _MLA_NAMES,
+    layer={
+        **_MLA_NAMES.layer,
+        "layers.{i}.self_attn.q_a_proj": "attention.q_a:q",
+        "layers.{i}.self_attn.q_a_layernorm": "attention.q_a_norm",
+        "layers.{i}.self_attn.q_b_proj": "attention.q",
+    },
 )
 GEMMA3_MULTIMODAL_NAMES = replace(
     GEMMA_NAMES,
@@ -333,7 +354,58 @@ def _gemma3_multimodal(config: _Config) -> DecoderSpec:
     return _gemma3(config, GEMMA3_MULTIMODAL_NAMES)
 
 
+def _deepseek(config: _Config, **changes: Any) -> DecoderSpec:
+    """What the second and third DeepSeek have in common."""
+    latent, rotated = config.size("kv_lora_rank"), config.size("qk_rope_head_dim")
+    unrotated = config.size("qk_nope_head_dim")
+    low = None if config.values.get("q_lora_rank") is None else config.size("q_lora_rank")
+    bias = config.flag("attention_bias")
+    rope = _rope(config, config.values["rope_parameters"], rotated)
+    if rope.size != rotated:
+        raise config.error("rope_parameters", f"rotates {rope.size} of qk_rope_head_dim {rotated} entries")
+    plain: dict[str, Any] = {
+        "num_kv_heads": 1,
+        "head_size": rotated + latent,
+        "query_scale": (unrotated + rotated) ** -0.5 * _mscale(config, rope) ** 2,
+        "ropes": (rope,),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "names": DEEPSEEK_LITE_NAMES if low is None else DEEPSEEK_NAMES,
+        "mla": MlaSpec(
+            q_lora_rank=low,
+            kv_lora_rank=latent,
+            qk_nope_head_dim=unrotated,
+            qk_rope_head_dim=rotated,
+            v_head_dim=config.size("v_head_dim"),
+            norm_eps=_LATENT_EPS,
+            interleaved=config.flag("rope_interleave", default=True),
+        ),
+    }
+    return _base(config, **{**plain, **changes})
+
+
+_LATENT_EPS = 1e-6
+"""Of the norms of latent vectors, whatever `rms_norm_eps` says."""
+
+
+def _mscale(config: _Config, rope: RopeSpec) -> float:
+    """What a stretched rope multiplies queries and keys by, beside the factor of its cosines and sines."""
+    weight = rope.values.get("mscale_all_dim")
+    if rope.kind == "default" or not isinstance(weight, int | float):
+        return 1.0
+    factor = rope.values.get("factor")
+    if not isinstance(factor, int | float):
+        raise config.error("rope_parameters", "mscale_all_dim needs factor")
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _deepseek2(config: _Config) -> DecoderSpec:
+    return _deepseek(config, mlp_bias=config.flag("mlp_bias"))
+
+
 FAMILIES: Mapping[str, Callable[[_Config], DecoderSpec]] = {
+    "DeepseekV2ForCausalLM": _deepseek2,
+    "DeepseekV3ForCausalLM": _deepseek,
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
     "Gemma3ForConditionalGeneration": _gemma3_multimodal,

@@ -24,7 +24,7 @@ from rayllm.kv.layout import KVLayout
 from rayllm.model.checkpoint import Checkpoint, open_safetensors
 from rayllm.model.decoder import Decoder
 from rayllm.model.families import config_file, spec_of
-from rayllm.model.fp8 import scaled
+from rayllm.model.fp8 import block_scaled, scaled
 from rayllm.model.gguf import gguf_names, open_gguf
 from rayllm.model.layers import Layer, Norm, Placement, SplitNorm, Stored
 from rayllm.model.mistral import MISTRAL_NAMES, in_our_order
@@ -141,7 +141,11 @@ def open_weights(
     """
     files = _files(facts, weights, rank)
     checkpoint = _open(facts, files, replace(weights, format=files.format), dtype)
-    return (scaled(checkpoint) if weights.quantization == "fbgemm_fp8" else checkpoint), files
+    if weights.quantization == "fbgemm_fp8":
+        checkpoint = scaled(checkpoint)
+    elif weights.quantization == "fp8":
+        checkpoint = block_scaled(checkpoint, weights.quantized_blocks)
+    return checkpoint, files
 
 
 def _open(facts: ModelFacts, files: WeightFiles, weights: WeightsConfig, dtype: torch.dtype) -> Checkpoint:
@@ -289,11 +293,18 @@ def _used_prefix(prefixes: tuple[str, ...] | list[str], tensors: Mapping[str, St
 
 def _ignorable(name: str, model: Decoder, names: WeightNames, facts: ModelFacts) -> bool:
     layer = _OF_LAYER.search(name)
-    if layer is not None and "num_hidden_layers" in facts.overrides and int(layer[1]) >= model.spec.num_layers:
+    if layer is not None and _is_beyond(int(layer[1]), model.spec.num_layers, facts):
         return True
     if model.spec.tied and name.endswith("lm_head.weight"):
         return True
     return name.endswith(_IGNORED_ENDINGS) or name.startswith(names.ignored)
+
+
+def _is_beyond(layer: int, layers: int, facts: ModelFacts) -> bool:
+    """Whether a layer is not of the decoder: cut off by an override, or one that predicts tokens further ahead."""
+    ahead = facts.config.get("num_nextn_predict_layers")
+    end = layers + ahead if isinstance(ahead, int) else layers
+    return layer >= layers and ("num_hidden_layers" in facts.overrides or layer < end)
 
 
 def _fill_randomly(model: Decoder, seed: int) -> None:

@@ -27,6 +27,25 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MlaSpec:
+    """Multi-head latent attention (DeepSeek-AI, 2024), under the names of its configs.
+
+    A token is cached as one vector for all heads: its rotated key, of `qk_rope_head_dim`, then the latent vector of
+    `kv_lora_rank` from which each head has the rest of its key, and its value.
+    """
+
+    q_lora_rank: int | None
+    """Width of what queries are projected from; None: from the hidden state."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    norm_eps: float
+    interleaved: bool
+    """Weights are stored so that entries rotated together lie side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightNames:
     """How a family names its tensors in a Hugging Face checkpoint.
 
@@ -68,6 +87,8 @@ class DecoderSpec:
     """Norms before attention and MLP, after them (before the addition), or both."""
     qk_norm: QKNorm = "none"
     """Norm of queries and keys before rotation: over each head, or over all heads together."""
+    mla: MlaSpec | None = None
+    """Attention is latent: `head_size` is then the size of what is cached, of which there is one head."""
 
     activation: Activation = "silu"
     qkv_bias: bool = False
@@ -105,8 +126,10 @@ class CacheSpec:
     head_size: int
     dtype: str
     """`float32`, `bfloat16`, `float16`, or a type of eight bits (see `rayllm.config.kv_cache`)."""
+    value_in_key: int = 0
+    """Entries of a key, the last ones, that are its value as well; 0: values are stored beside the keys."""
 
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one token."""
-        return 2 * self.kv_heads * head_bytes(self.dtype, self.head_size)
+        return (1 if self.value_in_key else 2) * self.kv_heads * head_bytes(self.dtype, self.head_size)
