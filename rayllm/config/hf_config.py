@@ -58,6 +58,49 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "olmo2": {**_LLAMA_LIKE, "rms_norm_eps": 1e-5},
     "granite": _LLAMA_LIKE,
+    "mixtral": {
+        **_LLAMA_LIKE,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen2_moe": {
+        **_LLAMA_LIKE,
+        "max_position_embeddings": 32768,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+    },
+    "qwen3_moe": {
+        **_LLAMA_LIKE,
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    "glm4_moe": {
+        **_LLAMA_LIKE,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "num_key_value_heads": 8,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+    },
+    "gpt_oss": {
+        **_LLAMA_LIKE,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "sliding_window": 128,
+        "num_experts_per_tok": 4,
+    },
 }
 """What a config of each `model_type` means by leaving a value out."""
 
@@ -68,7 +111,8 @@ _OFTEN_ABSENT = (
     "attention_bias", "mlp_bias", "layer_types", "use_sliding_window", "max_window_layers", "partial_rotary_factor",
     "original_max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
     "max_sequence_length", "bos_token_id", "eos_token_id", "attention_multiplier", "embedding_multiplier",
-    "residual_multiplier", "logits_scaling", "use_bidirectional_attention",
+    "residual_multiplier", "logits_scaling", "use_bidirectional_attention", "num_experts", "num_local_experts",
+    "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor",
 )  # fmt: skip
 """Values that a model may have, beside those with a default."""
 
