@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels import attention, reference
+from rayllm_kernels import experts as moe
 
 PLATFORMS = ("cpu", "cuda", "native")
 """`native` is the compiled CPU kernels one at a time; a decoder runs them as a program, if all of them are wanted."""
@@ -30,6 +31,7 @@ class Ops:
     gelu_tanh_and_mul: Callable[[Tensor], Tensor] = reference.gelu_tanh_and_mul
     linear: Callable[..., Tensor] = reference.linear
     embedding: Callable[[Tensor, Tensor], Tensor] = reference.embedding
+    experts: Callable[..., Tensor] = moe.experts
     kv_cache_shape: Callable[..., tuple[int, ...]] = attention.kv_cache_shape
     write_kv: Callable[..., None] = attention.write_kv
     paged_attention: Callable[..., Tensor] = attention.paged_attention

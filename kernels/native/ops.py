@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels.batch import AttentionBatch
+from rayllm_kernels.experts import ExpertWeights, experts
 from rayllm_kernels.native.library import Epilogue, Machine, pair
 from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_shape
 
@@ -78,6 +79,12 @@ class NativeOps:
         ids_T = token_ids_T.long().contiguous()
         batch = _batch_of_slots(torch.arange(len(ids_T)))
         return self._run(program, len(ids_T), 0, batch, token_ids=ids_T).to(weight_VD.dtype)
+
+    def experts(
+        self, x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, weights: ExpertWeights, input_scaled: bool = False
+    ) -> Tensor:
+        """See `experts.experts`; not compiled yet."""
+        return experts(x_TD, ids_TK, weights_TK, weights, input_scaled)
 
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype = torch.float32

@@ -20,11 +20,13 @@ from rayllm.model.layers import (
     Part,
     Placement,
     RowLinear,
+    Sinks,
     SplitNorm,
     VocabTable,
     split_evenly,
 )
 from rayllm.model.mla import LatentAttention
+from rayllm.model.moe import HeldOf, Moe
 from rayllm.model.rope import Rope
 from rayllm.model.spec import CacheSpec, DecoderSpec
 from rayllm_kernels import AttentionBatch, storage
@@ -50,8 +52,10 @@ class Decoder(nn.Module):
         max_model_len: int,
         layout: KVLayout | None = None,
         kv_cache: KvCacheSettings | None = None,
+        held: HeldOf | None = None,
     ) -> None:
-        """`max_model_len` is the longest context that will be served, in tokens; `layout` how layers share KV blocks.
+        """`max_model_len` is the longest context that will be served, in tokens; `layout` how layers share KV blocks;
+        `held` says which experts this rank holds whole (without it, ranks divide each).
 
         Raises:
             ConfigError: the ranks cannot divide the model.
@@ -64,7 +68,7 @@ class Decoder(nn.Module):
         self.measures_scales = self._kv_cache.measures_scales and self._kv_cache.dtype in LAYER_SCALED
         """Whether the first step will measure scales of layers."""
         self.embed = VocabTable(place, spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(spec, i, place) for i in range(spec.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(spec, i, place, held) for i in range(spec.num_layers))
         self.norm = Norm(place, spec.hidden_size, spec.norm_eps, spec.norm_plus_one)
         self.head = self.embed if spec.tied else VocabTable(place, spec.vocab_size, spec.hidden_size)
         self.ropes = nn.ModuleList(Rope(rope, max_model_len, place.device) for rope in spec.ropes)
@@ -96,6 +100,12 @@ class Decoder(nn.Module):
         if measure:
             log.info("scales of keys and values: %s", self.kv_scales())
         return _add_norm(self.norm, x_TD, residual_TD)[0]
+
+    @property
+    def routed(self) -> dict[int, Tensor]:
+        """For each layer with experts, those of the last step's tokens, (T, K) int64 (see `rayllm.model.moe`)."""
+        blocks = {i: layer.mlp for i, layer in enumerate(self.layers)}
+        return {i: block.routed for i, block in blocks.items() if isinstance(block, Moe) and block.routed is not None}
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, (R, V) float32, with the model's own scale and cap."""
@@ -149,9 +159,9 @@ class Decoder(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each added to the residual stream."""
+    """Attention, and an MLP or experts, each added to the residual stream."""
 
-    def __init__(self, spec: DecoderSpec, index: int, place: Placement) -> None:
+    def __init__(self, spec: DecoderSpec, index: int, place: Placement, held: HeldOf | None = None) -> None:
         super().__init__()
 
         def norm(present: bool) -> Norm | None:
@@ -163,7 +173,7 @@ class DecoderLayer(nn.Module):
         self.attention = Attention(spec, index, place) if spec.mla is None else LatentAttention(spec, spec.mla, place)
         self.post_attention_norm = norm(after)
         self.mlp_norm = norm(before)
-        self.mlp = Mlp(spec, place)
+        self.mlp = _mlp(spec, index, place, held)
         self.post_mlp_norm = norm(after)
 
     def forward(
@@ -198,6 +208,9 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = queries.rows // spec.head_size, keys.rows // spec.head_size
         self.qkv = ColumnLinear(place, spec.hidden_size, {"q": queries, "k": keys, "v": keys}, spec.qkv_bias)
         self.out = RowLinear(place, width, spec.hidden_size, spec.out_bias)
+        size = spec.head_size
+        part = Part(spec.num_heads, queries.start // size, self.heads)
+        self.sinks = Sinks(place, part) if spec.sinks else None
         self.qk_norm = spec.qk_norm
         norms: list[Norm | SplitNorm | None] = [None, None]
         if spec.qk_norm == "head":
@@ -225,23 +238,33 @@ class Attention(nn.Module):
         scales_2 = self.kv_scales_2 if scaled else None
         self.ops.write_kv(k_TGH, v_TGH, cache, batch.slot_mapping, scales_2)
         out_TNH = self.ops.paged_attention(
-            q_TNH, cache, batch, self.scale, self.window, self.soft_cap, scales_2=scales_2
-        )
+            q_TNH, cache, batch, self.scale, self.window, self.soft_cap,
+            None if self.sinks is None else self.sinks.weight, scales_2=scales_2,
+        )  # fmt: skip
         return self.out(out_TNH.flatten(1))
 
 
 class Mlp(nn.Module):
     """Gated MLP; ranks divide the inner width."""
 
-    def __init__(self, spec: DecoderSpec, place: Placement) -> None:
+    def __init__(self, spec: DecoderSpec, place: Placement, size: int) -> None:
+        """`size` is the inner width."""
         super().__init__()
-        inner = split_evenly(spec.intermediate_size, place.group)
+        inner = split_evenly(size, place.group)
         self.gate_up = ColumnLinear(place, spec.hidden_size, {"gate": inner, "up": inner}, spec.mlp_bias)
-        self.down = RowLinear(place, spec.intermediate_size, spec.hidden_size, spec.mlp_bias)
+        self.down = RowLinear(place, size, spec.hidden_size, spec.mlp_bias)
         self.activate = place.ops.silu_and_mul if spec.activation == "silu" else place.ops.gelu_tanh_and_mul
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.down(self.activate(self.gate_up(x_TD)))
+
+
+def _mlp(spec: DecoderSpec, index: int, place: Placement, held: HeldOf | None) -> Mlp | Moe:
+    """What follows the attention of a layer."""
+    if spec.moe is None or not spec.has_experts(index):
+        return Mlp(spec, place, spec.intermediate_size)
+    shared = Mlp(spec, place, spec.moe.shared_size) if spec.moe.shared_size else None
+    return Moe(spec.moe, spec.hidden_size, place, shared, None if held is None else held(index))
 
 
 def _add_norm(norm: Norm | None, x_TD: Tensor, residual_TD: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from rayllm.model.fp8 import block_scaled, scaled
 from rayllm.model.gguf import gguf_names, open_gguf
 from rayllm.model.layers import Layer, Norm, Placement, SplitNorm, Stored
 from rayllm.model.mistral import MISTRAL_NAMES, in_our_order
+from rayllm.model.moe import Experts, OneExpert
 from rayllm.model.pickled import open_numpy_cache, open_pickled
 from rayllm.model.spec import DecoderSpec, WeightNames
 from rayllm.model.streamed import open_streamed, open_tensorized
@@ -95,6 +96,7 @@ def needs_of(spec: DecoderSpec, dtype: torch.dtype, kv_cache: KvCacheSettings | 
         dtype=dtype,
         head_size=spec.head_size,
         soft_cap=spec.attention_soft_cap is not None,
+        sinks=spec.sinks,
         cache_of_its_own=kv_cache is not None and kv_cache.dtype is not None,
     )
 
@@ -250,7 +252,9 @@ def _targets(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> Iter
         yield from _at(model, f"{head_prefix if place == 'head' else prefix}{stem}", place)
     for i in range(model.spec.num_layers):
         for stem, place in names.layer.items():
-            yield from _at(model.layers[i], prefix + stem.format(i=i), place)
+            numbers = range(model.spec.moe.num_experts if model.spec.moe is not None else 0) if "{e}" in stem else (0,)
+            for e in numbers:
+                yield from _at(model.layers[i], prefix + stem.format(i=i, e=e), place.format(e=e))
             if place == "attention.out":
                 attention = prefix + stem.format(i=i).rpartition(".")[0]
                 yield from _scales(model.layers[i].attention.kv_scales_2, attention, checkpoint)
@@ -274,16 +278,20 @@ def _scales(scales_2: Tensor, attention: str, checkpoint: Checkpoint) -> Iterato
 
 
 def _at(root: nn.Module, stem: str, place: str) -> Iterator[tuple[str, Target]]:
+    """The tensors for a place of `WeightNames`; none if the model has no such module."""
+    place, _, named = place.partition("@")
     path, _, parts = place.partition(":")
-    layer = root
+    layer: Any = root
     for step in path.split("."):
-        layer = getattr(layer, step)
+        layer = layer.expert(int(step)) if isinstance(layer, Experts) else getattr(layer, step, None)
     if layer is None:
         return
-    assert isinstance(layer, Layer), place
+    assert isinstance(layer, Layer | OneExpert), place
     split = tuple(parts.split("+"))
-    for kind in layer.kinds:
-        yield f"{stem}.{kind}", Target(layer.stored_shape(kind, split), partial(layer.fill, kind, split))
+    for kind in layer.named if named else layer.kinds:
+        if named in ("", kind):
+            name = stem if named else f"{stem}.{kind}"
+            yield name, Target(layer.stored_shape(kind, split), partial(layer.fill, kind, split))
 
 
 def _used_prefix(prefixes: tuple[str, ...] | list[str], tensors: Mapping[str, Stored]) -> str:
