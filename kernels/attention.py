@@ -103,9 +103,7 @@ def latent_attention(
     return _attend(q_TNC, _Latent(cache, scales_2, value_size), batch, _Softmax(scale, None, None), None)
 
 
-def _attend(
-    q_TNH: Tensor, stored: "_Stored", batch: AttentionBatch, softmax: "_Softmax", window: int | None
-) -> Tensor:
+def _attend(q_TNH: Tensor, stored: "_Stored", batch: AttentionBatch, softmax: "_Softmax", window: int | None) -> Tensor:
     out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], stored.value_size or q_TNH.shape[2])
     for group in batch.singles:
         out_TNH[group.tokens] = _attend_singles(q_TNH, stored, batch, group, softmax, window)

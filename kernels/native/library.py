@@ -66,12 +66,8 @@ class Instruction(ctypes.Structure):
             (name, c_int32)
             for name in ("op", "kind", "epilogue", "rope", "src", "dst", "other", "integer", "cache_kind", "group")
         ),
-        *(
-            (name, c_int64)
-            for name in (
-                "n", "k", "heads", "kv_heads", "head", "value_in_key", "rotated", "block", "window", "offset", "step",
-            )
-        ),
+        *((name, c_int64) for name in ("n", "k", "heads", "kv_heads", "head", "value_in_key")),
+        *((name, c_int64) for name in ("rotated", "block", "window", "offset", "step")),
         *((name, c_void_p) for name in ("weight", "bias", "sinks", "keys", "values", "q_norm", "k_norm", "scales")),
         *((name, c_float) for name in ("f0", "f1")),
     )

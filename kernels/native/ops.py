@@ -129,9 +129,7 @@ class NativeOps:
         """See `attention.latent_cache_shape`; `block_size` is a divisor or a multiple of 16."""
         return cache_shape(num_blocks, block_size, 1, size, dtype, value_in_key=size)
 
-    def write_latent(
-        self, x_TC: Tensor, cache: Tensor, slot_mapping_T: Tensor, scales_2: Tensor | None = None
-    ) -> None:
+    def write_latent(self, x_TC: Tensor, cache: Tensor, slot_mapping_T: Tensor, scales_2: Tensor | None = None) -> None:
         """See `attention.write_latent`; a rotation of no entries."""
         size = x_TC.shape[1]
         program = _program(len(x_TC), x_TC)

@@ -160,7 +160,7 @@ class CompiledDecoder:
         width = spec.hidden_size
         widths = dict(enumerate((width, width, query + 2 * key, query, width, inner)))
         if spec.mla is not None:
-            widths |= LATENT.widths(spec)
+            widths |= LATENT.widths(spec.mla, spec.num_heads)
         program = Program(tuple(widths[i] for i in sorted(widths)), self._max_tokens)
         program.embed(RESIDUAL, self._embed, self._embedding_scale)
         self._stores = []

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rayllm.model.layers import ColumnLinear, RowLinear
 from rayllm.model.mla import LatentAttention
-from rayllm.model.spec import DecoderSpec
+from rayllm.model.spec import MlaSpec
 from rayllm_kernels.native.library import Packed, side_by_side
 from rayllm_kernels.native.program import Heads, LayerCache, Program
 
@@ -27,14 +27,12 @@ class Buffers:
     attended: int
     values: int
 
-    def widths(self, spec: DecoderSpec) -> dict[int, int]:
-        """Columns by number."""
-        assert spec.mla is not None
-        mla, heads = spec.mla, spec.num_heads
+    def widths(self, mla: MlaSpec, heads: int) -> dict[int, int]:
+        """Columns by number, for so many heads."""
         return {
             self.low: mla.q_lora_rank or 1,
             self.rest: heads * mla.qk_nope_head_dim,
-            self.heads: (heads + 1) * spec.head_size,
+            self.heads: (heads + 1) * (mla.qk_rope_head_dim + mla.kv_lora_rank),
             self.attended: heads * mla.kv_lora_rank,
             self.values: heads * mla.v_head_dim,
         }
@@ -92,7 +90,8 @@ class _Linear:
     """A packed matrix and its bias."""
 
     def __init__(self, layer: ColumnLinear | RowLinear, pack: Pack) -> None:
-        self._weight, self._bias = pack(layer.weight.data), layer.bias
+        once = isinstance(layer, ColumnLinear) or layer.group.rank == 0  # where ranks add their products
+        self._weight, self._bias = pack(layer.weight.data), layer.bias if once else None
         _let_go(layer)
 
     def emit(self, program: Program, src: int, dst: int, offset: int = 0) -> None:

@@ -45,9 +45,7 @@ class BlockScaledTensor(ScaledTensor):
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
         """See `Stored`."""
         bounds = [part.indices(size)[:2] for part, size in zip((rows, columns or slice(None)), self.shape, strict=True)]
-        whole = [
-            slice(begin // size, -(-end // size)) for (begin, end), size in zip(bounds, self._block, strict=True)
-        ]
+        whole = [slice(begin // size, -(-end // size)) for (begin, end), size in zip(bounds, self._block, strict=True)]
         scales = self._scales.read(*whole).float()
         for dim, ((begin, end), size) in enumerate(zip(bounds, self._block, strict=True)):
             scales = scales.repeat_interleave(size, dim).narrow(dim, begin % size, end - begin)
@@ -67,9 +65,7 @@ def block_scaled(checkpoint: Checkpoint, block: tuple[int, int]) -> Checkpoint:
         scales = _scales_of(tensors, name + _BLOCK_SCALE, checkpoint)
         wanted = tuple(-(-have // size) for have, size in zip(stored.shape, block, strict=False))
         if len(stored.shape) != 2 or scales.shape != wanted:
-            raise ModelError(
-                scales.file, f"shape {list(scales.shape)}, where blocks are {list(wanted)}", scales.name
-            )
+            raise ModelError(scales.file, f"shape {list(scales.shape)}, where blocks are {list(wanted)}", scales.name)
         tensors[name] = BlockScaledTensor(stored, scales, block)
     return replace(checkpoint, tensors=tensors)
 

@@ -22,14 +22,18 @@ class LatentAttention(nn.Module):
 
     kv_heads = 1
     """Of the cache."""
+    window = None
 
     def __init__(self, spec: DecoderSpec, mla: MlaSpec, place: Placement) -> None:
         super().__init__()
         self.ops, self.mla, self.scale = place.ops, mla, spec.query_scale
         rotated, latent, width = mla.qk_rope_head_dim, mla.kv_lora_rank, spec.hidden_size
 
+        own = split_evenly(spec.num_heads, place.group)
+        self.heads = own.rows
+
         def per_head(size: int) -> Part:
-            return split_evenly(spec.num_heads * size, place.group)
+            return Part(own.full * size, own.start * size, own.rows * size)
 
         self.q_a: ColumnLinear | None = None
         self.q_a_norm: Norm | None = None
@@ -46,7 +50,6 @@ class LatentAttention(nn.Module):
         self.kv_a_norm = Norm(place, latent, mla.norm_eps, plus_one=False)
         self.kv_b = ColumnLinear(place, latent, {"kv": per_head(mla.qk_nope_head_dim + mla.v_head_dim)}, bias=False)
         self.out = RowLinear(place, spec.num_heads * mla.v_head_dim, spec.hidden_size, spec.out_bias)
-        self.heads = spec.num_heads // place.group.size
         self.register_buffer("kv_scales_2", torch.ones(2, device=place.device))
         """float32; the first is of the cached vectors, the second is not used."""
 
@@ -75,7 +78,7 @@ class LatentAttention(nn.Module):
         return self.out(torch.einsum("tnl,nvl->tnv", out_TNL, to_value_NVL).flatten(1))
 
     def projections(self) -> tuple[Tensor, Tensor]:
-        """Of each head, from the latent vector: to the unrotated part of its key, (N, P, L), and its value, (N, V, L)."""
+        """Of each head, from the latent vector: to the part of its key that is not rotated, (N, P, L); to its value."""
         both = self.kv_b.weight.view(self.heads, -1, self.mla.kv_lora_rank)
         to_key, to_value = both.split((self.mla.qk_nope_head_dim, self.mla.v_head_dim), dim=1)
         return to_key, to_value

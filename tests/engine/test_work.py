@@ -67,7 +67,7 @@ def test_operations_are_those_of_the_products(bench, model, name):
 @pytest.mark.option("enable-mfu-metrics")
 @pytest.mark.parametrize("name", ["deepseek2", "deepseek2_lite"])
 def test_operations_of_latent_attention(bench, model, name):
-    """Those of our own decoder, as other implementations widen what is cached; over blocks of a token, without padding."""
+    """Those of our own decoder, as others widen what is cached; over blocks of a token, which leave none to pad."""
     folder, outputs = model(name), 12
     stats, _ = estimated(bench, folder, PROMPT[:1], outputs)
     decoder = load_model(read_model_facts(str(folder)), torch.float32, torch.device("cpu"))

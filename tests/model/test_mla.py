@@ -19,6 +19,7 @@ from rayllm.errors import ModelError
 from rayllm.model.compiled import CompiledDecoder
 from rayllm.model.decoder import Decoder
 from rayllm.model.families import spec_of
+from rayllm.model.sharded_state import main as write_sharded_state
 from rayllm_kernels.native.library import library
 from tests.model.runner import Runner, Sequence, all_logits
 from tests.models import VOCAB
@@ -75,8 +76,8 @@ def test_same_bits_alone_and_in_any_batch(tiny: Tiny, load: Load, name: str, dty
     alone = [all_logits(model(1), prompt) for prompt in prompts]
     for threads in (1, 3):
         runner, sequences = Runner(model(threads), len(prompts), 600, 16), [Sequence(list(p)) for p in prompts]
-        while left := [(i, s, len(s.tokens) - s.computed) for i, s in enumerate(sequences) if s.computed < len(s.tokens)]:
-            runner.step([(i, s, min(count, rng.choice((1, 1, 5, 60)))) for i, s, count in left])
+        while left := [(i, s) for i, s in enumerate(sequences) if s.computed < len(s.tokens)]:
+            runner.step([(i, s, min(len(s.tokens) - s.computed, rng.choice((1, 1, 5, 60)))) for i, s in left])
         for sequence, expected in zip(sequences, alone, strict=True):
             assert torch.equal(torch.stack(sequence.logits), expected)
 
@@ -121,6 +122,13 @@ def test_layers_that_predict_further_ahead_are_left_out(tiny: Tiny, load: Load, 
         load(folder)
 
 
+def test_finished_shares(tiny: Tiny, start: Callable[..., Decoder], tmp_path: Path) -> None:
+    """They hold matrices in the order that they have here."""
+    assert write_sharded_state([str(tiny("deepseek2")), str(tmp_path / "out"), "--dtype", "float32"]) == 0
+    tokens, share = random_tokens(9), start(tmp_path / "out", "--load-format", "sharded_state")
+    assert torch.equal(all_logits(share, tokens), all_logits(start(tiny("deepseek2")), tokens))
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
@@ -128,6 +136,11 @@ def test_layers_that_predict_further_ahead_are_left_out(tiny: Tiny, load: Load, 
         ({"qk_rope_head_dim": "8"}, "qk_rope_head_dim: must be a positive integer"),
         ({"qk_rope_head_dim": 7}, "rotates 7 entries of a head, which must be even"),
         ({"q_lora_rank": -1}, "q_lora_rank: must be a positive integer"),
+        ({"first_k_dense_replace": "1"}, "first_k_dense_replace: must be a whole number"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq: 2 is not supported"),
+        ({"topk_method": "noaux_tc"}, "topk_method: 'noaux_tc' is not supported"),
+        ({"norm_topk_prob": True}, "norm_topk_prob: True is not supported"),
+        ({"n_group": 5}, "n_group: 5 groups cannot divide 12 experts"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}}, "rotates 4 of"),
         ({"rope_parameters": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                               "factor": "4", "mscale_all_dim": 1.0}}, "factor"),
