@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from rayllm.errors import ConfigError
-from rayllm.model.decoder import Decoder, DecoderLayer
+from rayllm.model.decoder import Decoder, DecoderLayer, Mlp
 from rayllm.model.dequantize import dequantize
 from rayllm.model.layers import ColumnLinear, Embedded, Norm, Quantized, RowLinear, SplitNorm, VocabTable
+from rayllm.model.moe import Moe, Router, SharedGate
 from rayllm.model.spec import Activation, CacheSpec
 from rayllm_kernels import AttentionBatch
-from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, Packed, pair
+from rayllm_kernels.native.library import BLOCK, EPILOGUES, Kind, Machine, Packed, pair
+from rayllm_kernels.native.library import Router as RouterFields
 from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_bytes, fits
 from rayllm_kernels.storage import DTYPES, LAYER_SCALED, layer_scales
 
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 
 KEPT_KINDS = frozenset(kind.name for kind in BLOCK)
 """Quantized kinds that are multiplied as they are stored."""
-RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER = range(6)
+RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER, SCORES, GATE = range(8)
 """Buffers of a program."""
 EMBEDDING = 1
 """Instructions of a program that fill the residual stream at first."""
@@ -56,6 +58,12 @@ class CompiledDecoder:
         self._head = self._embed if decoder.head is decoder.embed else _Product(packer, decoder.head).pieces[0][1]
         self._norm_weight = _norm_weight(decoder.norm)
         self._layers = [_Layer(layer, decoder.spec.activation, packer) for layer in decoder.layers]
+        chosen = 0 if decoder.spec.moe is None else decoder.spec.moe.experts_per_token
+        blocks = [i for i, layer in enumerate(self._layers) if isinstance(layer.mlp, _Moe)]
+        self._routes = {i: torch.zeros(max_tokens, chosen, dtype=torch.int64) for i in blocks}
+        """For each layer with experts, those of the tokens of a step."""
+        self._weights = torch.zeros(max_tokens, chosen)
+        self._tokens = 0
         self._program: Program | None = None
         self._stores: list[tuple[int, int]] = []
         """For each layer, the instructions of its program that come to its keys and values and store them."""
@@ -97,6 +105,7 @@ class CompiledDecoder:
         """Run one step: (T, D) float32, normalised; a view that the next step overwrites."""
         if self._caches is not caches:
             self._program, self._caches = self._build(caches), caches
+        self._tokens = len(token_ids_T)
         assert self._program is not None
         if self._angles is not None:
             run = partial(self._program.run, self._machine, token_ids_T, batch, self._angles, NORMED, positions_T)
@@ -117,6 +126,11 @@ class CompiledDecoder:
     def kv_scales(self) -> list[tuple[float, float]]:
         """By what each layer divides keys and values, if its cache has scales of a layer."""
         return [tuple(scales_2.tolist()) for scales_2 in self._scales]
+
+    @property
+    def routed(self) -> dict[int, Tensor]:
+        """See `Decoder.routed`; views that the next step overwrites."""
+        return {layer: ids[: self._tokens] for layer, ids in self._routes.items()}
 
     def _measure(self, qkv_TE: Tensor, run: Callable[..., Tensor], at: int) -> int:
         """Run a step from instruction `at` up to the last layer whose scales it sets; where it is to go on then.
@@ -152,9 +166,11 @@ class CompiledDecoder:
         spec = self.spec
         query = spec.num_heads * spec.head_size
         key = spec.num_kv_heads * spec.head_size
-        inner = -(-spec.intermediate_size // 16) * 16
-        width = spec.hidden_size
-        program = Program((width, width, query + 2 * key, query, width, inner), self._max_tokens)
+        moe = spec.moe
+        sizes = (spec.intermediate_size, moe.shared_size if moe is not None else 0)
+        inner = -(-max(sizes) // 16) * 16
+        width, scores = spec.hidden_size, moe.num_experts if moe is not None else 0
+        program = Program((width, width, query + 2 * key, query, width, inner, scores, 1), self._max_tokens)
         program.embed(RESIDUAL, self._embed, self._embedding_scale)
         self._stores = []
         first = True
@@ -165,12 +181,25 @@ class CompiledDecoder:
             self._branch_out(program, layer.post_attention_norm)
             self._branch_in(program, layer.mlp_norm, first)
             source = NORMED if layer.mlp_norm is not None else RESIDUAL
-            program.linear(source, INNER, layer.gate_up, layer.gate_up_bias, layer.epilogue)
-            layer.down.emit(program, INNER, BRANCH)
+            if isinstance(layer.mlp, _Moe):
+                self._experts(program, layer.mlp, index, source)
+            else:
+                layer.mlp.emit(program, source)
             self._branch_out(program, layer.post_mlp_norm)
         program.add_norm(BRANCH, RESIDUAL, NORMED, self._norm_weight, spec.norm_eps, spec.residual_scale)
         program.finish()
         return program
+
+    def _experts(self, program: Program, moe: "_Moe", index: int, source: int) -> None:
+        """Experts to the branch, after the MLP that every token goes through."""
+        if moe.shared is not None:
+            moe.shared.emit(program, source)
+        if moe.shared_gate is not None:
+            moe.shared_gate.emit(program, source, GATE)
+            program.gate(GATE, BRANCH)
+        moe.scores.emit(program, source, SCORES)
+        program.route(SCORES, moe.router, self._routes[index], self._weights)
+        program.experts(source, BRANCH, moe.experts, self._routes[index], self._weights, moe.shared is not None)
 
     def _branch_in(self, program: Program, norm: Tensor | None, first: bool) -> None:
         """Add what the last branch gave, and norm what this one takes."""
@@ -207,8 +236,9 @@ class CompiledDecoder:
             program.rotate_and_store(QKV, heads, cache)
         self._stores.append((begin, len(program)))
         program.attention(
-            QKV, ATTENDED, spec.num_heads, spec.query_scale, spec.attention_soft_cap, spec.windows[index], cache
-        )
+            QKV, ATTENDED, spec.num_heads, spec.query_scale, spec.attention_soft_cap, spec.windows[index], cache,
+            layer.sinks,
+        )  # fmt: skip
         layer.out.emit(program, ATTENDED, BRANCH)
 
 
@@ -228,10 +258,13 @@ class _Packer:
         return self.machine.pack(rows.rows, kind, depth, integer=self.integer)
 
 
+_Matrix = ColumnLinear | RowLinear | VocabTable | Router | SharedGate
+
+
 class _Product:
     """The packed matrix of one layer, or one for each run of parts that are stored alike."""
 
-    def __init__(self, packer: _Packer, layer: ColumnLinear | RowLinear | VocabTable) -> None:
+    def __init__(self, packer: _Packer, layer: _Matrix) -> None:
         """Packs the layer's weight and lets go of the unpacked one."""
         self.pieces: list[tuple[int, Packed]] = []
         """(first output column, matrix)."""
@@ -252,7 +285,7 @@ class _Product:
             yield offset, matrix, None if self._bias is None else self._bias[offset : offset + matrix.n]
 
 
-def _runs(layer: ColumnLinear | RowLinear | VocabTable) -> Iterator[tuple[int, Tensor | Quantized]]:
+def _runs(layer: _Matrix) -> Iterator[tuple[int, Tensor | Quantized]]:
     """(first row, rows) of a layer's matrix, as few runs as there are kinds in a row."""
     if not layer.quantized:
         yield 0, layer.weight.data
@@ -274,7 +307,7 @@ def _runs(layer: ColumnLinear | RowLinear | VocabTable) -> Iterator[tuple[int, T
         offset += size
 
 
-def _let_go(layer: ColumnLinear | RowLinear | VocabTable) -> None:
+def _let_go(layer: _Matrix) -> None:
     layer.weight.data = layer.weight.data.new_empty(0)
     layer.quantized = {}
 
@@ -305,10 +338,41 @@ class _Layer:
         self.post_mlp_norm = _norm_weight(layer.post_mlp_norm)
         self.q_norm, self.k_norm = _norm_weight(attention.q_norm), _norm_weight(attention.k_norm)
         self.qkv, self.out = _Product(packer, attention.qkv), _Product(packer, attention.out)
-        self.gate_up, self.down = _pack_gated(packer, mlp.gate_up), _Product(packer, mlp.down)
+        self.sinks = None if attention.sinks is None else attention.sinks.weight
+        self.mlp = _Moe(mlp, activation, packer) if isinstance(mlp, Moe) else _Mlp(mlp, activation, packer)
+
+
+class _Mlp:
+    """Packed weights of a gated MLP."""
+
+    def __init__(self, mlp: Mlp, activation: Activation, packer: _Packer) -> None:
+        self._gate_up, self._down = _pack_gated(packer, mlp.gate_up), _Product(packer, mlp.down)
         half, bias = mlp.gate_up.sizes[0], mlp.gate_up.bias
-        self.gate_up_bias = None if bias is None else pair(bias[:half, None], bias[half:, None])[:, 0]
-        self.epilogue = Epilogue.SILU_MUL if activation == "silu" else Epilogue.GELU_MUL
+        self._bias = None if bias is None else pair(bias[:half, None], bias[half:, None])[:, 0]
+        self._epilogue = EPILOGUES[activation]
+
+    def emit(self, program: Program, source: int) -> None:
+        """Append it to a program: from a buffer to the branch."""
+        program.linear(source, INNER, self._gate_up, self._bias, self._epilogue)
+        self._down.emit(program, INNER, BRANCH)
+
+
+class _Moe:
+    """Packed weights of a layer's experts."""
+
+    def __init__(self, moe: Moe, activation: Activation, packer: _Packer) -> None:
+        router, spec = moe.router, moe.experts.spec
+        self.scores = _Product(packer, router)
+        self.correction = router.correction
+        self.router = RouterFields(
+            spec.num_experts, spec.experts_per_token, spec.groups, spec.groups_per_token, spec.scores == "sigmoid",
+            spec.group_score == "two_best", spec.normalised, 0,
+            None if router.correction is None else router.correction.data_ptr(), spec.scale,
+        )  # fmt: skip
+        self.experts = packer.machine.pack_experts(moe.experts.weights(), spec.input_scaled, integer=packer.integer)
+        moe.experts.let_go()
+        self.shared = None if moe.shared is None else _Mlp(moe.shared, activation, packer)
+        self.shared_gate = None if moe.shared_gate is None else _Product(packer, moe.shared_gate)
 
 
 def _norm_weight(norm: Norm | SplitNorm | None) -> Tensor | None:

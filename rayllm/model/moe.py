@@ -155,6 +155,11 @@ class Experts(Layer):
             self.gate_up, self.down, self.gate_up_bias, self.down_bias, spec.activation, spec.alpha, spec.limit
         )
 
+    def let_go(self) -> None:
+        """Give the memory of the weights back: they were packed."""
+        for parameter in self.parameters():
+            parameter.data = parameter.data.new_empty(0)
+
     def expert(self, logical: int) -> "OneExpert":
         """One expert of the model, held here or not, to be filled."""
         return OneExpert(self, logical)
