@@ -10,6 +10,7 @@ from rayllm.model.layers import Placement
 from rayllm.model.moe import Experts, Held, route
 from rayllm.model.spec import MoeSpec
 from rayllm.parallel.group import SingleGroup
+from rayllm.parallel.ranks import Ranks
 from rayllm_kernels import REFERENCE
 
 
@@ -67,7 +68,7 @@ class Some:
 
 
 def test_ranks_with_lists_of_experts_add_up() -> None:
-    place = Placement(REFERENCE, torch.float32, torch.device("cpu"), SingleGroup())
+    place = Placement(REFERENCE, torch.float32, torch.device("cpu"))
     whole = Experts(place, spec(5, 3), 8)
     generator = torch.Generator().manual_seed(0)
     for parameter in whole.parameters():
@@ -103,7 +104,7 @@ class Counted:
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_rank_reads_only_its_experts(stacked: bool) -> None:
     """From a tensor for each expert, or from one for all; what they hold lies where `experts` expects it."""
-    place = Placement(REFERENCE, torch.float32, torch.device("cpu"), SingleGroup())
+    place = Placement(REFERENCE, torch.float32, torch.device("cpu"))
     experts = Experts(place, spec(4, 1), 8, Held([2, 0, 2], Some([2, 0])))
     gate, up, down = torch.randn(4, 6, 8), torch.randn(4, 6, 8), torch.randn(4, 8, 6)
     read: list[int] = []
@@ -139,7 +140,7 @@ def test_ranks_divide_the_inner_width_of_each_expert() -> None:
     x, ids, weights = torch.randn(7, 8), torch.randint(3, (7, 2)), torch.rand(7, 2)
 
     def outputs(group: SingleGroup) -> Tensor:
-        experts = Experts(Placement(REFERENCE, torch.float32, torch.device("cpu"), group), described, 8)
+        experts = Experts(Placement(REFERENCE, torch.float32, torch.device("cpu"), Ranks(group)), described, 8)
         for (kind, parts), tensors in stored.items():
             for number, tensor in enumerate(tensors):
                 experts.expert(number).fill(kind, parts, Counted(kind, tensor, []))
