@@ -108,7 +108,7 @@ def implementations() -> tuple[Implementation, ...]:
             name="native", operations=ALL, platforms=("native",), priority=10, load=_native, why_not=_not_native,
         ),
         Implementation(
-            name="triton", operations=(*ROWS, *CACHE), platforms=("cuda",), priority=10, load=_triton,
+            name="triton", operations=(*ROWS, *CACHE, "experts"), platforms=("cuda",), priority=10, load=_triton,
             why_not=_not_triton,
         ),
         Implementation(

@@ -21,7 +21,7 @@ from rayllm.config.registry import Values, registry
 from rayllm.engine.engine import Engine, Outputs
 from rayllm.errors import ConfigError, EngineDead, GenerationFailed, RequestError
 from rayllm.messages.embeds import FIELD, saved_shape
-from rayllm.messages.engine import Add
+from rayllm.messages.engine import Add, Profile
 from rayllm.messages.ingress import EngineStats, FinishReason, Load, RequestOutput, TokenLogprobs
 from rayllm.messages.sampling import SamplingParams
 from rayllm.messages.validate import Limits, check_sampling, output_room
@@ -162,11 +162,11 @@ class LLM:
         Raises:
             RequestError: the option `profiler_config` names no profiler.
         """
-        self._engine.profile(True)
+        self._engine.carry_out(Profile(True))
 
     def stop_profile(self) -> None:
         """End it and write its trace."""
-        self._engine.profile(False)
+        self._engine.carry_out(Profile(False))
 
     def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of every worker, such as one that `worker_extension_cls` brought; one result a worker.

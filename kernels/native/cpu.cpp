@@ -33,7 +33,7 @@ struct alignas(64) Scratch {
 
 // ---- products
 
-enum Epilogue { PLAIN, SILU_MUL, GELU_MUL };
+enum Epilogue { PLAIN, SILU_MUL, GELU_MUL, CLAMPED_MUL };
 
 struct Weight {
     int kind;
@@ -56,6 +56,21 @@ inline vf tanh_v(vf x) {
     return (e - 1.0f) / (e + 1.0f);
 }
 inline vf gelu(vf x) { return 0.5f * x * (1.0f + tanh_v(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
+
+// act(gate) * up, of a register of each: up stands a panel behind the gate, and so do their biases. For CLAMPED_MUL see
+// `experts.py`.
+inline vf gated(int epilogue, const float* at, const float* bias, float alpha = 0, float limit = 0) {
+    vf gate = load<vf>(at), up = load<vf>(at + LANES);
+    if (bias) {
+        gate += load<vf>(bias);
+        up += load<vf>(bias + LANES);
+    }
+    if (epilogue != CLAMPED_MUL) return (epilogue == SILU_MUL ? silu(gate) : gelu(gate)) * up;
+    vf most = splat(limit);
+    gate = gate < most ? gate : most;
+    up = clamp_low(up < most ? up : most, -limit);
+    return gate / (1.0f + exp_v(-clamp_low(gate * alpha, -87.0f))) * (up + 1.0f);
+}
 
 // Rows to multiply: as floats, and rounded (pairs of bfloat16, or blocks of integers) where that is what is multiplied.
 struct Rows {
@@ -217,14 +232,9 @@ void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, in
             for (int pair = 0; pair < panels; pair += 2) {
                 long to = (panel + pair) / 2 * LANES, n = std::min<long>(LANES, w.n / 2 - to);
                 alignas(64) float out[LANES];
-                for (int v = 0; v < NV; v++) {
-                    vf gate = load<vf>(from + pair * LANES + v * VW), up = load<vf>(from + (pair + 1) * LANES + v * VW);
-                    if (bias) {
-                        gate += load<vf>(bias + column + pair * LANES + v * VW);
-                        up += load<vf>(bias + column + (pair + 1) * LANES + v * VW);
-                    }
-                    store(out + v * VW, (epilogue == SILU_MUL ? silu(gate) : gelu(gate)) * up);
-                }
+                const float* biases = bias ? bias + column + pair * LANES : nullptr;
+                for (int v = 0; v < NV; v++)
+                    store(out + v * VW, gated(epilogue, from + pair * LANES + v * VW, biases ? biases + v * VW : nullptr));
                 memcpy(row + to, out, size_t(n) * 4);
             }
         }
@@ -775,9 +785,11 @@ void attention(Pool& pool, Scratch* scratch, const Attend& a, std::vector<Piece>
 
 // ---- the program
 
-enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTENTION, PROJECT, HEAD_LINEAR };
+enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTENTION, PROJECT, ROUTE, EXPERTS, GATE, HEAD_LINEAR };
 
 }  // namespace
+
+#include "experts.h"
 
 // An instruction. What the fields mean depends on `op`; program.py says it, beside the code that writes them.
 struct Instruction {
@@ -795,6 +807,7 @@ struct Machine {
     std::vector<Piece> pieces;
     std::vector<float> parts;
     std::vector<int> counts;
+    Chosen chosen;
     Room room;
     explicit Machine(int threads) : pool(threads), scratch(new Scratch[size_t(threads)]) {}
 };
@@ -873,6 +886,25 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
             attention(m.pool, m.scratch.get(), a, m.pieces, m.parts);
             break;
         }
+        case ROUTE: {
+            const Router& router = *(const Router*)in.weight;
+            int64_t* ids = (int64_t*)in.keys;
+            float* weights = (float*)in.values;
+            by_rows(m.pool, rows, 8 * router.experts, [&](long r) {
+                route_row(router, src + r * lds, ids + r * router.chosen, weights + r * router.chosen);
+            });
+            break;
+        }
+        case EXPERTS:
+            experts(m.pool, m.scratch.get(), m.room, m.chosen, *(const ExpertSet*)in.weight, src, lds, rows, in.n, (const int64_t*)in.keys,
+                    (const float*)in.values, dst, ldd, in.offset != 0);
+            break;
+        case GATE:
+            by_rows(m.pool, rows, in.n, [&](long r) {
+                float factor = 1.0f / (1.0f + std::exp(-src[r * lds]));
+                for (long i = 0; i < in.n; i++) dst[r * ldd + i] *= factor;
+            });
+            break;
     }
 }
 
@@ -946,6 +978,12 @@ void rk_linear(void* machine, int kind, int integer, const void* packed, const f
     Machine& m = *(Machine*)machine;
     Weight w{kind, n, k, (const uint8_t*)packed, integer != 0};
     linear(m.pool, m.scratch.get(), w, bias, epilogue, prepare(m.pool, m.room, w, x, ldx, rows), rows, y, ldy);
+}
+
+void rk_experts(void* machine, const ExpertSet* set, const float* x, int64_t ldx, int64_t rows, int64_t choices, const int64_t* ids,
+                const float* weights, float* y, int64_t ldy) {
+    Machine& m = *(Machine*)machine;
+    experts(m.pool, m.scratch.get(), m.room, m.chosen, *set, x, ldx, rows, choices, ids, weights, y, ldy, false);
 }
 
 void rk_argmax(void* machine, const float* x, int64_t ldx, int64_t rows, int64_t n, int64_t* out) {

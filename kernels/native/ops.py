@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels.batch import AttentionBatch
-from rayllm_kernels.experts import ExpertWeights, experts
+from rayllm_kernels.experts import ExpertWeights
 from rayllm_kernels.native.library import Epilogue, Machine, pair
 from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_shape
 
@@ -83,8 +83,9 @@ class NativeOps:
     def experts(
         self, x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, weights: ExpertWeights, input_scaled: bool = False
     ) -> Tensor:
-        """See `experts.experts`; not compiled yet."""
-        return experts(x_TD, ids_TK, weights_TK, weights, input_scaled)
+        """See `experts.experts`."""
+        packed = self._machine.pack_experts(weights, input_scaled)
+        return self._machine.experts(x_TD.float().contiguous(), ids_TK, weights_TK, packed).to(x_TD.dtype)
 
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype = torch.float32

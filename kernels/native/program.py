@@ -5,7 +5,7 @@ number; the fields they use are written by the method of the same name below, an
 """
 
 from copy import copy
-from ctypes import byref, c_int64, c_void_p, sizeof
+from ctypes import addressof, byref, c_int64, c_void_p, sizeof
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels.batch import AttentionBatch
-from rayllm_kernels.native.library import LANES, Epilogue, Instruction, Machine, Packed, Step
+from rayllm_kernels.native.library import LANES, Epilogue, Instruction, Machine, Packed, PackedExperts, Router, Step
 from rayllm_kernels.native.memory import zeros
 from rayllm_kernels.storage import HEAD_SCALED
 
@@ -37,7 +37,10 @@ class Op(IntEnum):
     ROTATE_AND_STORE = 6
     ATTENTION = 7
     PROJECT = 8
-    HEAD_LINEAR = 9
+    ROUTE = 9
+    EXPERTS = 10
+    GATE = 11
+    HEAD_LINEAR = 12
 
 
 class Program:
@@ -146,6 +149,27 @@ class Program:
             sinks=None if sinks_N is None else self._floats(sinks_N), **self._cache(cache),
         )  # fmt: skip
 
+    def route(self, logits: int, router: Router, ids_TK: Tensor, weights_TK: Tensor) -> None:
+        """The experts of each token by its logits, and their weights: to the rows of `ids_TK` and `weights_TK`."""
+        assert len(ids_TK) == len(weights_TK) >= self._max_tokens
+        assert self._widths[logits] >= router.experts
+        self._kept.append(router)
+        self._add(Op.ROUTE, src=logits, weight=addressof(router), **self._routed(ids_TK, weights_TK))
+
+    def experts(
+        self, src: int, dst: int, experts: PackedExperts, ids_TK: Tensor, weights_TK: Tensor, add: bool = False
+    ) -> None:
+        """See `experts.experts`: the outputs of those that the rows of `ids_TK` name, to dst or added to it."""
+        self._kept.append(experts)
+        self._add(
+            Op.EXPERTS, src=src, dst=dst, n=ids_TK.shape[1], offset=add, weight=addressof(experts.fields),
+            **self._routed(ids_TK, weights_TK),
+        )  # fmt: skip
+
+    def gate(self, src: int, dst: int) -> None:
+        """Dst times the sigmoid of the first column of src, in place."""
+        self._add(Op.GATE, src=src, dst=dst, n=self._widths[dst])
+
     def finish(self) -> None:
         """No more instructions follow."""
         self._program = (Instruction * len(self._steps))(*self._steps)
@@ -216,6 +240,15 @@ class Program:
             "kind": weight.kind, "integer": weight.integer, "n": weight.n, "k": weight.k,
             "weight": self._packed(weight), "bias": None if bias is None else self._floats(bias),
         }  # fmt: skip
+
+    def _routed(self, ids_TK: Tensor, weights_TK: Tensor) -> dict[str, int]:
+        """Fields that say where choices of experts stand."""
+        assert ids_TK.dtype == torch.int64
+        assert weights_TK.dtype == torch.float32
+        assert ids_TK.is_contiguous()
+        assert weights_TK.is_contiguous()
+        self._kept += [ids_TK, weights_TK]
+        return {"keys": ids_TK.data_ptr(), "values": weights_TK.data_ptr()}
 
     def _heads(self, heads: "Heads") -> dict[str, Any]:
         """Fields that say what becomes of heads."""

@@ -5,7 +5,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import replace
 
+from rayllm.config.engine import EngineConfig
 from rayllm.config.environment import Environment, check_names
 from rayllm.config.help import completion, describe, options_table, render_help
 from rayllm.config.load import load
@@ -13,7 +15,7 @@ from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
 from rayllm.config.serve import LogSettings
 from rayllm.errors import ConfigError, RayLLMError
-from rayllm.serving.logs import configure_logging
+from rayllm.logs import configure_logging
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,8 @@ def _serve(arguments: Sequence[str], variables: MutableMapping[str, str]) -> int
             log.warning(note)
         for line in resolved.plan:
             log.info(line)
+        if resolved.engine.parallel.node_rank:
+            return _serve_node(resolved.engine, environment)
         from rayllm.serving.launch import serve_model
 
         return serve_model(resolved, environment, variables)
@@ -77,6 +81,14 @@ def _serve(arguments: Sequence[str], variables: MutableMapping[str, str]) -> int
     except RayLLMError as error:
         print(f"rayllm: {error}", file=sys.stderr)
         return 1
+
+
+def _serve_node(engine: EngineConfig, environment: Environment) -> int:
+    """Run the workers of a node other than the first, without Ray or HTTP."""
+    from rayllm.executor.mp import serve_node
+
+    parallel = replace(engine.parallel, secret=environment.cluster_secret)
+    return serve_node(replace(engine, parallel=parallel))
 
 
 def _told(text: Callable[[], str]) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from rayllm.config.kv_cache import KvCacheSettings
 from rayllm.config.model_facts import ModelFacts
+from rayllm.config.parallel import ParallelSettings
 from rayllm.config.weights import WeightsConfig
 from rayllm.kv.layout import KVLayout
 
@@ -87,7 +88,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     """`fcfs` or `priority`."""
     async_scheduling: bool = True
-    tensor_parallel_size: int = 1
+    parallel: ParallelSettings = field(default_factory=ParallelSettings)
     threads: int | None = None
     """Threads for products; None takes what the machine has, divided among `engines_on_host`."""
     logits_processors: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
 """Settings from environment variables, read once, at the entry point. Every one begins with `RLLM_`."""
 
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
@@ -25,6 +26,14 @@ class Environment:
     server_dev_mode: bool = False
     """`1` serves what only developers should have: `/collective_rpc`, `/pause`, `/reset_prefix_cache` and so on."""
 
+    cluster_secret: str = field(default="", repr=False)
+    """With `--nnodes`, the same on every node: no one else can take a worker's place."""
+    worker_resources: tuple[tuple[str, float], ...] = ()
+    """What each worker asks of its Ray node, as JSON: `{"CPU": 4, "special": 1}`. A GPU or CPU is added where it names
+    neither."""
+    worker_labels: tuple[tuple[str, str], ...] = ()
+    """Labels of the Ray nodes where workers may run, as JSON: `{"accelerator-type": "H100"}`."""
+
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
         """Take the settings out of the environment's variables.
@@ -33,7 +42,10 @@ class Environment:
             ConfigError: a variable has a bad value.
         """
         known = _known()
-        readers: dict[Any, Callable[[str, str], Any]] = {float: _seconds, bool: _switch}
+        readers: dict[Any, Callable[[str, str], Any]] = {
+            float: _seconds, bool: _switch,
+            tuple[tuple[str, float], ...]: _amounts, tuple[tuple[str, str], ...]: _labels,
+        }  # fmt: skip
         values: dict[str, Any] = {}
         for name, text in variables.items():
             if name in known:
@@ -81,3 +93,24 @@ def _seconds(name: str, text: str) -> float:
     if not 0 < seconds < 1e9:
         raise ConfigError(name, f"{text!r} is not a number of seconds")
     return seconds
+
+
+def _object(name: str, text: str, kinds: type | tuple[type, ...], what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(name, f"is no JSON: {error}") from None
+    if not isinstance(value, dict) or not all(isinstance(v, kinds) and not isinstance(v, bool) for v in value.values()):
+        raise ConfigError(name, f"{text!r} is no JSON object of names and {what}")
+    return value
+
+
+def _amounts(name: str, text: str) -> tuple[tuple[str, float], ...]:
+    values = _object(name, text, (int, float), "amounts")
+    if bad := [key for key, amount in values.items() if not 0 < amount < 1e9]:
+        raise ConfigError(name, f"{bad[0]}: {values[bad[0]]} is no amount")
+    return tuple((key, float(amount)) for key, amount in values.items())
+
+
+def _labels(name: str, text: str) -> tuple[tuple[str, str], ...]:
+    return tuple(_object(name, text, str, "texts").items())

@@ -1,6 +1,7 @@
 """What the machine has, as far as options depend on it."""
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +15,25 @@ class Hardware:
     cpus: int
     memory: int
     cuda: bool = False
+    numa_nodes: tuple[int, ...] = (0,)
+    numactl: bool = False
+    """Whether the program is installed."""
 
 
 def probe_hardware() -> Hardware:
     """Look at this machine. Does not import torch; a GPU is known by its driver's device files."""
-    return Hardware(cpus=len(os.sched_getaffinity(0)), memory=_free_memory(), cuda=Path("/dev/nvidia0").exists())
+    return Hardware(
+        cpus=len(os.sched_getaffinity(0)),
+        memory=_free_memory(),
+        cuda=Path("/dev/nvidia0").exists(),
+        numa_nodes=_numa_nodes(),
+        numactl=shutil.which("numactl") is not None,
+    )
+
+
+def _numa_nodes() -> tuple[int, ...]:
+    folders = Path("/sys/devices/system/node").glob("node[0-9]*")
+    return tuple(sorted(int(folder.name.removeprefix("node")) for folder in folders)) or (0,)
 
 
 def _free_memory() -> int:

@@ -20,6 +20,7 @@ from rayllm.config.observability import (
     observability_notes,
     profiler_settings,
 )
+from rayllm.config.parallel import parallel_notes, resolve_parallel
 from rayllm.config.registry import Values
 from rayllm.config.resolve_serve import resolve_serve
 from rayllm.config.serve import ServeSettings
@@ -100,6 +101,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
     files = files or Files()
     check_moe_backend(values["moe-backend"])
     engines = values["data-parallel-size"]
+    parallel = resolve_parallel(values, hardware)
     dtype = _dtype(values["dtype"], facts)
     block_size = values["block-size"] or DEFAULT_BLOCK_SIZE
     if DEFAULT_BLOCK_SIZE % block_size and block_size % DEFAULT_BLOCK_SIZE:
@@ -148,6 +150,7 @@ def resolve_engine(values: Values, facts: ModelFacts, hardware: Hardware, files:
         scheduling_policy=values["scheduling-policy"],
         async_scheduling=values["async-scheduling"] is not False,
         threads=max(1, hardware.cpus // engines),
+        parallel=parallel,
         logits_processors=tuple(_class_path("--logits-processors", name) for name in values["logits-processors"] or ()),
         seed=values["seed"],
         kv_metrics_sample=kv_metrics_sample(values),
@@ -246,6 +249,7 @@ def _cascade_attention(values: Values, facts: ModelFacts) -> bool:
 def _notes(values: Values, engine: EngineConfig) -> Iterator[str]:
     yield from observability_notes(values)
     yield from kv_cache_notes(values)
+    yield from parallel_notes(values)
     yield from _without_effect(values)
     if values["long-prefill-token-threshold"] and values["max-num-partial-prefills"] == 1:
         yield (

@@ -8,39 +8,29 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 
 from rayllm.config.engine import EngineConfig
 from rayllm.engine.admission import Admission
+from rayllm.engine.commands import Commands
+from rayllm.engine.inbox import Aborted, Admitted, Inbox
 from rayllm.engine.interval import StreamInterval
 from rayllm.engine.iterations import IterationLog
 from rayllm.engine.metrics import EngineMetrics
-from rayllm.engine.pause import Paused, names_of
+from rayllm.engine.pause import Paused
 from rayllm.engine.request import Request, State
 from rayllm.engine.residency import Residency
 from rayllm.engine.scheduler import Limits, PlannedStep, Scheduler
 from rayllm.engine.work import Work
-from rayllm.errors import ConfigError, EngineDead, Overloaded, RequestError
+from rayllm.errors import ConfigError
 from rayllm.executor.base import Executor, build_executor
 from rayllm.kv.blocks import BlockPool
 from rayllm.kv.prefix import hash_named
-from rayllm.messages.engine import (
-    AbortNamed,
-    Add,
-    CallWorkers,
-    Command,
-    IsPaused,
-    Pause,
-    PauseMode,
-    Profile,
-    ResetPrefixCache,
-    Resume,
-)
+from rayllm.messages.engine import Add, Command
 from rayllm.messages.ingress import EngineStats, Load, RequestOutput, RequestTimes, merge
 from rayllm.messages.worker import StepResult
 from rayllm.plugins import load_class
@@ -50,18 +40,8 @@ log = logging.getLogger(__name__)
 Outputs = dict[int, list[RequestOutput]]
 """Outputs of one step by client number."""
 Deliver = Callable[[Outputs, Load], None]
-T = TypeVar("T")
 
 REASONS = ("abort", "stop")
-
-
-@dataclass(frozen=True, slots=True)
-class _Admitted:
-    """A request on its way into the loop, the embeddings of its prompt, and the grammar that it holds."""
-
-    add: Add
-    embeds: bytes | None = None
-    grammar: object = None
 
 
 class Engine:
@@ -84,17 +64,12 @@ class Engine:
         self._interval = StreamInterval(config.stream_interval)
         self._requests: dict[tuple[int, int], Request] = {}
         self._sent: deque[tuple[PlannedStep, Future[StepResult]]] = deque()
-        self._depth = 2 if config.async_scheduling else 1
-        # Between the callers' threads and the loop: changed only under the condition's lock.
-        self._wake = threading.Condition()
-        self._inbox: list[tuple[int, _Admitted | tuple[int | None, str]]] = []
-        self._tasks: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._open: set[tuple[int, int]] = set()
-        self._preparing: dict[tuple[int, int], Future[None]] = {}
-        """Those of the open requests whose grammar is being compiled."""
-        self._stopping = False
+        self._depth = max(2 if config.async_scheduling else 1, config.parallel.stages)
+        self._inbox = Inbox(config.max_num_seqs + config.max_waiting)
         self._pause = Paused()
-        self._dead: str | None = None
+        self._commands = Commands(
+            self._inbox, self._pause, self._scheduler, pool, executor, self._abort, config.profiler is not None
+        )
         self._step_began = 0.0
         self._spent = (0.0, 0.0)
         self._load = Load()
@@ -147,63 +122,18 @@ class Engine:
         """
         self._admission.check(add)
         embeds = self._admission.read_embeds(add)
-        admitted = _Admitted(msgspec.structs.replace(add, prompt_embeds=None) if embeds else add, embeds)
+        admitted = Admitted(client, msgspec.structs.replace(add, prompt_embeds=None) if embeds else add, embeds)
         structured = add.sampling.structured_outputs
-        grammar = None if structured is None else self._executor.prepare_grammar(structured)
-        key = (client, add.request_id)
-        with self._wake:
-            if self._dead is not None or self._stopping:
-                raise EngineDead(self._dead or "the engine is shutting down")
-            if key in self._open:
-                raise RequestError(f"request id {add.request_id} is in use", "request_id")
-            if len(self._open) >= self.config.max_num_seqs + self.config.max_waiting:
-                raise Overloaded(f"{len(self._open)} requests run or wait, which is the limit")
-            self._open.add(key)
-            if grammar is None:
-                self._inbox.append((client, admitted))
-                self._wake.notify()
-                return None
-            answer = self._preparing[key] = Future()
-        grammar.add_done_callback(lambda compiled: self._add_prepared(client, admitted, answer, compiled))
-        return answer
-
-    def _add_prepared(self, client: int, admitted: _Admitted, answer: "Future[None]", compiled: "Future[Any]") -> None:
-        """Admit a request whose grammar is compiled, or is not to be had."""
-        key = (client, admitted.add.request_id)
-        error = CancelledError() if compiled.cancelled() else compiled.exception()
-        with self._wake:
-            if self._preparing.get(key) is not answer:
-                return  # aborted meanwhile
-            del self._preparing[key]
-            if error is not None:
-                self._open.discard(key)
-                answer.set_exception(error)
-                return
-            answer.set_result(None)
-            self._inbox.append((client, replace(admitted, grammar=compiled.result())))
-            self._wake.notify()
+        return self._inbox.put(admitted, None if structured is None else self._executor.prepare_grammar(structured))
 
     def abort(self, client: int, request_id: int, reason: str = "abort") -> None:
         """Forget a request and free its blocks before the next step. Unknown ids are passed over."""
         assert reason in REASONS, reason
-        with self._wake:
-            if (client, request_id) in self._preparing:
-                self._give_up_preparing((client, request_id))
-            elif (client, request_id) in self._open:
-                self._inbox.append((client, (request_id, reason)))
-                self._wake.notify()
+        self._inbox.abort(client, request_id, reason)
 
     def abort_client(self, client: int) -> None:
         """Forget all requests of a client."""
-        with self._wake:
-            for key in [key for key in self._preparing if key[0] == client]:
-                self._give_up_preparing(key)
-            self._inbox.append((client, (None, "abort")))
-            self._wake.notify()
-
-    def _give_up_preparing(self, key: tuple[int, int]) -> None:
-        self._open.discard(key)
-        self._preparing.pop(key).set_exception(RequestError("the request was aborted before it was admitted"))
+        self._inbox.abort_client(client)
 
     def load(self) -> Load:
         """How busy the engine is."""
@@ -217,7 +147,7 @@ class Engine:
     @property
     def dead(self) -> str | None:
         """Why the loop ended by a fault, or None."""
-        return self._dead
+        return self._inbox.dead
 
     def stats(self) -> EngineStats:
         """All metrics at this moment."""
@@ -230,16 +160,6 @@ class Engine:
             histograms={name: d.snapshot() for name, d in metrics.histograms.items()},
             estimates=dict(self._work.totals) if self._work is not None else {},
         )  # fmt: skip
-
-    def profile(self, begin: bool) -> None:
-        """Begin a profile of the workers, or end it and write its trace. Blocks until that is done.
-
-        Raises:
-            RequestError: the engine was not configured for profiles.
-        """
-        if self.config.profiler is None:
-            raise RequestError("profiles need --profiler-config")
-        self._executor.profile(begin)
 
     def collective_rpc(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Call a method of every worker, between steps; one result a worker. See --worker-extension-cls.
@@ -258,44 +178,19 @@ class Engine:
             EngineDead: the engine serves no more.
             Exception: what a worker's method raises.
         """
-        match command:
-            case Profile():
-                return self.profile(command.begin)
-            case CallWorkers():
-                try:
-                    return self.collective_rpc(command.method, *command.args, **command.kwargs)
-                except AttributeError as error:
-                    raise RequestError(str(error), "method") from None
-            case ResetPrefixCache():
-                return self._between_steps(lambda: self._reset_cache(command.preempt)).result()
-            case Pause():
-                drained: Future[None] = Future()
-                self._between_steps(lambda: self._begin_pause(command.mode, drained)).result()
-                return drained.result()
-            case Resume():
-                return self._between_steps(self._resume).result()
-            case IsPaused():
-                return self._pause.mode is not None
-            case AbortNamed():
-                return self._between_steps(lambda: self._abort_named(frozenset(command.names))).result()
+        return self._commands.carry_out(command)
 
     def check(self) -> None:
         """Assert the invariants of an idle engine: no request, no block held. For tests."""
         assert not self._requests, self._requests
-        assert not self._open, self._open
+        assert not self._inbox.open, self._inbox.open
         assert not self._sent, self._sent
         self._pool.check()
         assert self._pool.stats().held == 0, self._pool.stats()
 
     def shutdown(self) -> None:
         """End the loop and the workers. Requests that are open get no more outputs. Idempotent."""
-        with self._wake:
-            self._stopping = True
-            preparing, self._preparing = self._preparing, {}
-            self._open -= preparing.keys()
-            self._wake.notify()
-        for answer in preparing.values():
-            answer.set_exception(EngineDead("the engine is shutting down"))
+        self._inbox.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=30)
         self._executor.shutdown()
@@ -312,41 +207,45 @@ class Engine:
             log.exception("the engine failed")
             self._die(f"{type(error).__name__}: {error}")
         finally:
-            self._fail_tasks()
+            self._inbox.fail_tasks()
+            for drained in self._pause.draining:
+                drained.set_exception(self._inbox.closed())
 
     def _take_inbox(self) -> bool:
         """Wait for something to do and take in what callers left. False at the end."""
-        if self._still():
+        still = self._still()
+        if still:
             self._pause.note_drained()
-        with self._wake:
-            if not self._inbox and not self._tasks and self._still():
-                self._step_began = 0.0
-                self._update_load()
-                while not self._inbox and not self._tasks and not self._stopping:
-                    self._wake.wait()
-            if self._stopping:
-                return False
-            inbox, self._inbox = self._inbox, []
-            tasks, self._tasks = self._tasks, []
+        taken = self._inbox.take(self._note_idle if still else None)
+        if taken is None:
+            return False
         self._step_began = time.monotonic()
-        for client, item in inbox:
-            if isinstance(item, _Admitted):
-                request = self._admission.make_request(client, item.add, time.time(), item.embeds)
+        for item in taken.items:
+            if isinstance(item, Admitted):
+                request = self._admission.make_request(item.client, item.add, time.time(), item.embeds)
                 request.grammar = item.grammar
                 self._requests[request.key] = request
                 if not self._pause.holds(request):
                     self._scheduler.add(request)
-            elif item[0] is None:
-                for key in [key for key in self._requests if key[0] == client]:
-                    self._end(self._requests[key], item[1])
-            elif request := self._requests.get((client, item[0])):  # type: ignore[assignment]
-                self._end(request, item[1])
-        for work, done in tasks:
+            else:
+                self._take_out(item)
+        for work, done in taken.tasks:
             try:
                 done.set_result(work())
             except Exception as error:
                 done.set_exception(error)
         return True
+
+    def _take_out(self, aborted: Aborted) -> None:
+        if aborted.request_id is None:
+            for key in [key for key in self._requests if key[0] == aborted.client]:
+                self._end(self._requests[key], aborted.reason)
+        elif request := self._requests.get((aborted.client, aborted.request_id)):
+            self._end(request, aborted.reason)
+
+    def _note_idle(self) -> None:
+        self._step_began = 0.0
+        self._update_load()
 
     def _still(self) -> bool:
         """Whether there is nothing to compute."""
@@ -431,52 +330,15 @@ class Engine:
 
     def _forget(self, request: Request, reason: str, now: float) -> None:
         del self._requests[request.key]
-        with self._wake:
-            self._open.discard(request.key)
+        self._inbox.forget(request.key)
         self._metrics.finished[reason] += 1
         self._metrics.histograms["e2e_request_latency_seconds"].observe(now - request.add.arrival_time)
 
-    # -- commands, carried out between steps
-
-    def _between_steps(self, work: Callable[[], T]) -> "Future[T]":
-        done: Future[T] = Future()
-        with self._wake:
-            if self._dead is not None or self._stopping:
-                raise EngineDead(self._dead or "the engine is shutting down")
-            self._tasks.append((work, done))
-            self._wake.notify()
-        return done
-
-    def _fail_tasks(self) -> None:
-        """Tell all who wait for a command that the loop has ended."""
-        with self._wake:
-            tasks, self._tasks = self._tasks, []
-        for done in (*(done for _, done in tasks), *self._pause.draining):
-            done.set_exception(EngineDead(self._dead or "the engine is shutting down"))
-
-    def _reset_cache(self, preempt: bool) -> None:
-        if preempt:
-            self._scheduler.preempt_all()
-        self._pool.drop_cache()
-
-    def _begin_pause(self, mode: PauseMode, drained: "Future[None]") -> None:
-        self._pause.begin(mode, drained)
-        if mode == "abort":
-            self._abort_all(list(self._requests.values()))
-
-    def _resume(self) -> None:
-        for request in self._pause.end():
-            self._scheduler.add(request)
-
-    def _abort_named(self, names: frozenset[str]) -> int:
-        found = [request for request in self._requests.values() if names & names_of(request.add.external_id)]
-        self._abort_all(found)
-        return len(found)
-
-    def _abort_all(self, requests: Sequence[Request]) -> None:
-        """End requests with what they have so far, and tell their clients."""
+    def _abort(self, which: Callable[[Request], bool]) -> int:
+        """End requests with what they have so far, and tell their clients. How many."""
+        found = [request for request in self._requests.values() if which(request)]
         outputs: Outputs = {}
-        for request in requests:
+        for request in found:
             output = RequestOutput(request.add.request_id, finish_reason="abort")
             if request.unsent is not None:
                 output = merge(request.unsent, output)
@@ -485,6 +347,7 @@ class Engine:
         self._update_load()
         if outputs:
             self._deliver(outputs, self._load)
+        return len(found)
 
     def _update_load(self) -> None:
         scheduler, stats = self._scheduler, self._pool.stats()
@@ -496,21 +359,13 @@ class Engine:
 
     def _die(self, reason: str) -> None:
         """End all requests with an error and refuse new ones."""
-        with self._wake:
-            self._dead = reason
-            waiting = [(client, item.add.request_id) for client, item in self._inbox if isinstance(item, _Admitted)]
-            self._inbox = []
-            preparing, self._preparing = self._preparing, {}
-        for answer in preparing.values():
-            answer.set_exception(EngineDead(reason))
-        keys = [*self._requests, *waiting]
+        keys = [*self._requests, *self._inbox.die(reason)]
         outputs: Outputs = {}
         for client, request_id in keys:
             output = RequestOutput(request_id, finish_reason="error", error="the engine failed")
             outputs.setdefault(client, []).append(output)
             self._metrics.finished["error"] += 1
         self._requests.clear()
-        self._open.clear()
         self._load = Load()
         self._deliver(outputs, self._load)
 
@@ -540,6 +395,7 @@ def limits_of(config: EngineConfig) -> Limits:
         long_prefill_tokens=config.long_prefill_tokens,
         reserve_whole=config.reserve_whole_prompt,
         layout=config.kv_layout,
+        stages=config.parallel.stages,
     )
 
 

@@ -46,6 +46,9 @@ class Limits:
     """Whether a request starts only when all its tokens fit into the cache, not just its first chunk."""
     layout: KVLayout = field(default_factory=KVLayout)
     """Which groups of layers a request takes blocks for."""
+    stages: int = 1
+    """Of the pipeline. With several, a request's next token is planned when the last is known, and each step takes a
+    share of those that run, so that every stage has a step to compute."""
 
 
 @dataclass(slots=True)
@@ -184,9 +187,11 @@ class Scheduler:
         """Give running requests their tokens. True if one had to be preempted for lack of blocks."""
         preempted, slides = False, self._layout.sliding > 0
         index = 0
-        while index < len(self.running) and draft.budget > 0:
+        most = -(-len(self.running) // self.limits.stages)
+        while index < len(self.running) and draft.budget > 0 and len(draft.rows) < most:
             request = self.running[index]
-            tokens = self._share(draft, request.unplanned)
+            waits = self.limits.stages > 1 and request.in_flight
+            tokens = 0 if waits else self._share(draft, request.unplanned)
             if tokens == 0:
                 index += 1
                 continue

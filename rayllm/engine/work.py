@@ -70,7 +70,7 @@ class Work:
         weights = self._layers + self._held * self._expert + self._head * (1 if spec.tied else 2)
         # A GGUF file's weights stay as they are stored.
         self._weight_bytes = config.weight_bytes / weights if config.model.format == "gguf" else value
-        self._workers = config.tensor_parallel_size
+        self._workers = config.parallel.tensor
 
     def add(self, step: PlannedStep) -> None:
         """Count a step. To be called right after it was planned."""

@@ -67,8 +67,25 @@ def build_executor(config: EngineConfig) -> Executor:
     """Make the executor that the config asks for, with its workers' models loaded.
 
     Raises:
+        ConfigError: workers cannot be had, or an option cannot be honoured there.
         ModelError: the model's files cannot be used.
     """
-    from rayllm.executor.uni import UniExecutor  # loads torch, which an engine under test may do without
+    # Each loads torch or Ray, which an engine under test may do without.
+    settings = config.parallel
+    if settings.executor == "external_launcher":
+        from rayllm.executor.external import ExternalExecutor
 
-    return UniExecutor(config)
+        return ExternalExecutor(config)
+    if settings.executor == "uni" or (settings.executor is None and settings.size == 1):
+        from rayllm.executor.uni import UniExecutor
+
+        return UniExecutor(config)
+    from rayllm.executor.ranked import RankedExecutor
+
+    if settings.executor == "ray":
+        from rayllm.executor.ray import RayLauncher
+
+        return RankedExecutor(config, RayLauncher(config))
+    from rayllm.executor.mp import launcher
+
+    return RankedExecutor(config, launcher(config))

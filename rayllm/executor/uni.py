@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +10,7 @@ from rayllm.config.engine import EngineConfig
 from rayllm.errors import ConfigError
 from rayllm.messages.structured import StructuredOutputs
 from rayllm.messages.worker import StepPlan, StepResult
+from rayllm.parallel.meeting import Place
 from rayllm.plugins import load_class
 from rayllm.worker.worker import Worker
 
@@ -43,12 +45,13 @@ def worker_class(config: EngineConfig) -> type[Worker]:
 class UniExecutor:
     """Runs the worker on one thread, so that the engine plans while the model computes."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, join: Callable[[], Place] = Place) -> None:
+        """`join` gives the worker's place among others."""
         sys.setswitchinterval(min(sys.getswitchinterval(), HAND_OVER_S))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rllm-worker")
         try:
             # Built on the thread that will use it: thread counts of products are a thread's own setting.
-            self._worker: Worker | None = self._thread.submit(worker_class(config), config).result()
+            self._worker: Worker | None = self._thread.submit(lambda: worker_class(config)(config, join())).result()
         except BaseException:
             self._thread.shutdown()
             raise
@@ -84,7 +87,7 @@ class UniExecutor:
 
     def submit(self, plan: StepPlan) -> "Future[StepResult]":
         """Queue a step for the worker's thread."""
-        return self._thread.submit(self._live.execute, plan)
+        return self._thread.submit(self._execute, plan)
 
     def profile(self, begin: bool) -> None:
         """Begin a profile of the worker, or end it and write its trace."""
@@ -96,3 +99,8 @@ class UniExecutor:
         if self._worker is not None:
             self._worker.shutdown()
         self._worker = None
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        result = self._live.execute(plan)
+        assert result is not None
+        return result

@@ -1,7 +1,7 @@
 """How the layers of a model share KV blocks: which keep all tokens of a request, and which only a window of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,11 @@ class KVLayout:
         groups = self.groups or (tuple(range(num_layers)),)
         place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group)}
         return [place[layer] for layer in range(num_layers)]
+
+    def of_layers(self, layers: range) -> "KVLayout":
+        """What these layers have of it, numbered from 0: as many groups, some of them perhaps without any layer."""
+        groups = tuple(tuple(layer - layers.start for layer in group if layer in layers) for group in self.groups)
+        return replace(self, groups=groups)
 
     def first_seen(self, position: int, block_size: int) -> int:
         """The first of a request's blocks that the layers with a window need for the token at `position`."""

@@ -63,7 +63,7 @@ class SafeTensor:
         self.kind = dtype
         self.nbytes = torch.Size(self.shape).numel() * _ITEM_SIZES.get(dtype, 1)
 
-    def read_stored(self, rows: slice) -> Tensor:
+    def read_stored(self, rows: slice, columns: slice | None = None) -> Tensor:
         raise AssertionError(f"{self.name} is not quantized")
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
@@ -89,7 +89,7 @@ class LoadedTensor:
         self.kind = _KINDS.get(tensor.dtype, str(tensor.dtype))
         self.nbytes = tensor.numel() * tensor.element_size()
 
-    def read_stored(self, rows: slice) -> Tensor:
+    def read_stored(self, rows: slice, columns: slice | None = None) -> Tensor:
         raise AssertionError(f"{self.name} is not quantized")
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:

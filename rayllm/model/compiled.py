@@ -3,6 +3,8 @@
 Activations are float32 between products; weights and cache keep their dtype. With a dtype of 16 bits products with
 quantized weights round them to two bytes, 32 entries to a scale, which keeps more than bfloat16 does. Tokens come out
 the same bits whatever else is in the step, because every sum in the kernels has a fixed order.
+
+Where ranks divide the layers, a program is carried out in stretches, between which the ranks add what each has.
 """
 
 import itertools
@@ -16,13 +18,15 @@ from torch import Tensor
 
 from rayllm.errors import ConfigError
 from rayllm.model.compiled_mla import Buffers, PackedLatent
-from rayllm.model.decoder import Decoder, DecoderLayer
+from rayllm.model.decoder import Decoder, DecoderLayer, Mlp, of_all_ranks
 from rayllm.model.dequantize import dequantize
-from rayllm.model.layers import ColumnLinear, Embedded, Norm, Quantized, RowLinear, SplitNorm, VocabTable
+from rayllm.model.layers import ColumnLinear, Embedded, Norm, Quantized, RowLinear, SplitNorm, VocabTable, own_tokens
 from rayllm.model.mla import LatentAttention
-from rayllm.model.spec import Activation, CacheSpec
+from rayllm.model.moe import Moe, Router, SharedGate
+from rayllm.model.spec import Activation, CacheSpec, DecoderSpec
 from rayllm_kernels import AttentionBatch
-from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, Packed, pair
+from rayllm_kernels.native.library import BLOCK, EPILOGUES, Kind, Machine, Packed, PackedExperts, pair
+from rayllm_kernels.native.library import Router as RouterFields
 from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_bytes, fits
 from rayllm_kernels.storage import DTYPES, LAYER_SCALED, layer_scales
 
@@ -30,11 +34,16 @@ log = logging.getLogger(__name__)
 
 KEPT_KINDS = frozenset(kind.name for kind in BLOCK)
 """Quantized kinds that are multiplied as they are stored."""
-RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER, QUERY_LOW, QUERY_REST, HEAD_VALUES = range(9)
+RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER, SCORES, GATE, QUERY_LOW, QUERY_REST, HEAD_VALUES = range(11)
 """Buffers of a program."""
 LATENT = Buffers(low=QUERY_LOW, rest=QUERY_REST, heads=QKV, attended=ATTENDED, values=HEAD_VALUES)
 EMBEDDING = 1
 """Instructions of a program that fill the residual stream at first."""
+
+
+def can_divide(spec: DecoderSpec, size: int) -> bool:
+    """Whether so many ranks can be compiled decoders: not where norms of queries and keys are over the heads of all."""
+    return size == 1 or spec.qk_norm != "all"
 
 
 class CompiledDecoder:
@@ -42,9 +51,10 @@ class CompiledDecoder:
 
     def __init__(self, decoder: Decoder, threads: int, max_tokens: int) -> None:
         """`max_tokens` is the most in a step."""
-        assert decoder.place.group.size == 1
-        self.spec = decoder.spec
-        self._place, self._ropes, self._cache_specs = decoder.place, decoder.ropes, decoder.cache_specs()
+        assert can_divide(decoder.spec, decoder.place.group.size)
+        self.spec, self.ranks = decoder.spec, decoder.ranks
+        self._group, self._numbers = decoder.place.group, decoder.numbers
+        self._ropes, self._cache_specs = decoder.ropes, decoder.cache_specs()
         tables = [rope.table_PR for rope in decoder.ropes]
         self._angles = None if any(table is None for table in tables) else tables
         self._layout = decoder.layout
@@ -55,11 +65,23 @@ class CompiledDecoder:
         self.sampling = self._machine.sampling()
         self._embedding_scale = float(decoder.embedding_scale)
         packer = _Packer(self._machine, integer=decoder.place.dtype != torch.float32)
-        self._embed = _Product(packer, decoder.embed).pieces[0][1]
-        self._head = self._embed if decoder.head is decoder.embed else _Product(packer, decoder.head).pieces[0][1]
+        self._embed = _Table.of(packer, decoder.embed)
+        self._head = self._embed if decoder.head is decoder.embed else _Table.of(packer, decoder.head)
         self._norm_weight = _norm_weight(decoder.norm)
         self._layers = [_Layer(layer, decoder.spec.activation, packer) for layer in decoder.layers]
+        chosen = 0 if decoder.spec.moe is None else decoder.spec.moe.experts_per_token
+        blocks = [i for i, layer in zip(self._numbers, self._layers, strict=True) if isinstance(layer.mlp, _Moe)]
+        self._routes = {i: torch.zeros(max_tokens, chosen, dtype=torch.int64) for i in blocks}
+        """For each layer with experts, those of the tokens of a step."""
+        self._weights = torch.zeros(max_tokens, chosen)
+        self._tokens = 0
+        attention = decoder.layers[0].attention
+        self._heads, self._kv_heads = attention.heads, attention.kv_heads
+        self._inner = max(layer.mlp.inner_rows for layer in decoder.layers)
         self._program: Program | None = None
+        self._pauses: list[tuple[int, Callable[[int], None]]] = []
+        """Instructions of its program, and what is done before each with the rows of so many tokens: what ranks
+        exchange."""
         self._stores: list[tuple[int, int]] = []
         """For each layer, the instructions of its program that come to its keys and values and store them."""
         self._caches: object = None
@@ -96,50 +118,114 @@ class CompiledDecoder:
         batch: AttentionBatch,
         caches: list[LayerCache],
         embedded: Embedded | None = None,
+        hidden_TD: Tensor | None = None,
     ) -> Tensor:
-        """Run one step: (T, D) float32, normalised; a view that the next step overwrites."""
+        """Run one step: (T, D) float32, normalised; a view that the next step overwrites.
+
+        For `hidden_TD`, and what a stage before the last returns, see `Decoder.forward`.
+        """
         if self._caches is not caches:
             self._program, self._caches = self._build(caches), caches
+        self._tokens = len(token_ids_T)
         assert self._program is not None
+        own_T, mine_T = token_ids_T, None
+        if hidden_TD is None and self._group.size > 1:
+            assert self._embed is not None
+            own_T, mine_T = own_tokens(token_ids_T, self._embed.start, self._embed.rows.n)
+        result = NORMED if self.ranks.last else RESIDUAL
         if self._angles is not None:
-            run = partial(self._program.run, self._machine, token_ids_T, batch, self._angles, NORMED, positions_T)
+            plain = partial(self._program.run, self._machine, own_T, batch, self._angles, result, positions_T)
         else:
             angles = [rope(positions_T) for rope in self._ropes]
-            run = partial(self._program.run, self._machine, token_ids_T, batch, angles, NORMED)
+            plain = partial(self._program.run, self._machine, own_T, batch, angles, result)
+        run = partial(self._run_divided, plain, len(token_ids_T)) if self._pauses else plain
+        residual_TD = self._program.buffer(RESIDUAL)[: len(token_ids_T)]
         begin = 0
-        if embedded is not None:
+        if hidden_TD is not None:
+            residual_TD.copy_(hidden_TD)
+        elif embedded is not None or mine_T is not None:
             begin = EMBEDDING
             run(end=begin)
-            scale = 1.0 if self.spec.embedded_scaled else self._embedding_scale
-            self._program.buffer(RESIDUAL)[embedded.at_N] = embedded.rows_ND * scale
+            if mine_T is not None:
+                residual_TD.copy_(self._group.all_reduce(residual_TD * mine_T.unsqueeze(1)))
+            if embedded is not None:
+                scale = 1.0 if self.spec.embedded_scaled else self._embedding_scale
+                residual_TD[embedded.at_N] = embedded.rows_ND * scale
         if self._measures_scales:
             self._measures_scales = False
             begin = self._measure(self._program.buffer(QKV)[: len(token_ids_T)], run, begin)
         return run(begin=begin)
 
+    def _run_divided(self, run: Callable[..., Tensor], tokens: int, begin: int = 0, end: int | None = None) -> Tensor:
+        """Run a program's instructions, and do between them what ranks do together."""
+        for at, between in self._pauses:
+            if begin < at and (end is None or at <= end):
+                run(begin=begin, end=at)
+                between(tokens)
+                begin = at
+        return run(begin=begin, end=end)
+
+    def _add_up(self, tokens: int) -> None:
+        """Add up the ranks' shares of a branch."""
+        assert self._program is not None
+        branch_TD = self._program.buffer(BRANCH)[:tokens]
+        branch_TD.copy_(self._group.all_reduce(branch_TD))
+
+    def _exchange(self, moe: "_Moe", index: int, source: int, tokens: int) -> None:
+        """Have the ranks compute each others' experts, and add the outputs to the branch."""
+        assert self._program is not None
+        x_TD, branch_TD = self._program.buffer(source)[:tokens], self._program.buffer(BRANCH)[:tokens]
+        x_SD, places_SK, weights_SK = moe.exchange.dispatch(x_TD, self._routes[index][:tokens], self._weights[:tokens])
+        y_TD = moe.exchange.combine(self._machine.experts(x_SD, places_SK, weights_SK, moe.experts))
+        if moe.shared is None:
+            branch_TD.copy_(y_TD)
+        else:
+            branch_TD.copy_(self._group.all_reduce(branch_TD) + y_TD)
+
     def kv_scales(self) -> list[tuple[float, float]]:
         """By what each layer divides keys and values, if its cache has scales of a layer."""
         return [tuple(scales_2.tolist()) for scales_2 in self._scales]
+
+    @property
+    def experts(self) -> dict[int, PackedExperts]:
+        """Those that this rank holds, for each layer that has some; their tensors may be overwritten between steps."""
+        blocks = zip(self._numbers, self._layers, strict=True)
+        return {i: layer.mlp.experts for i, layer in blocks if isinstance(layer.mlp, _Moe)}
+
+    @property
+    def routed(self) -> dict[int, Tensor]:
+        """See `Decoder.routed`; views that the next step overwrites."""
+        return {layer: ids[: self._tokens] for layer, ids in self._routes.items()}
 
     def _measure(self, qkv_TE: Tensor, run: Callable[..., Tensor], at: int) -> int:
         """Run a step from instruction `at` up to the last layer whose scales it sets; where it is to go on then.
 
         The keys and values of a layer are computed and stored once to measure them, and once more with the scales.
         """
-        key = self.spec.num_kv_heads * self.spec.head_size
+        key = self._kv_heads * self.spec.head_size
         for spec, scales_2, (begin, end) in zip(self._cache_specs, self._scales, self._stores, strict=True):
             dtype = DTYPES[spec.dtype]
             if dtype in LAYER_SCALED:
                 run(begin=at, end=end)
                 kept = (qkv_TE[:, -key:],) * 2 if spec.value_in_key else qkv_TE[:, -2 * key :].split(key, dim=1)
-                scales_2.copy_(layer_scales(*kept, dtype))
+                scales_2.copy_(of_all_ranks(layer_scales(*kept, dtype), self._group))
                 at = begin
         log.info("scales of keys and values: %s", self.kv_scales())
         return at
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, (R, V) float32, with the model's own scale and cap."""
-        logits_RV = self._machine.linear(hidden_RD.contiguous(), self._head)
+        assert self._head is not None
+        logits_RV = self._own_logits(hidden_RD)
+        if self._group.size == 1:
+            return logits_RV
+        padded_RV = torch.nn.functional.pad(logits_RV, (0, self._head.most - self._head.rows.n))
+        return self._group.all_gather(padded_RV)[:, : self.spec.vocab_size]
+
+    def _own_logits(self, hidden_RD: Tensor) -> Tensor:
+        """Those of the tokens whose rows are on this rank."""
+        assert self._head is not None
+        logits_RV = self._machine.linear(hidden_RD.contiguous(), self._head.rows)
         if self.spec.logits_scale != 1.0:
             logits_RV = logits_RV / self.spec.logits_scale
         if self.spec.final_soft_cap is not None:
@@ -148,36 +234,67 @@ class CompiledDecoder:
 
     def likeliest(self, hidden_RD: Tensor) -> Tensor:
         """The first of the largest logits of each row, (R) int64, for less."""
+        assert self._head is not None
+        if self._group.size > 1:
+            logits_RV = self._own_logits(hidden_RD)
+            best_R = self._machine.argmax(logits_RV)
+            value_R = logits_RV.gather(1, best_R.unsqueeze(1))[:, 0]
+            # A double holds both without rounding.
+            best_R2 = torch.stack((value_R.double(), (best_R + self._head.start).double()), dim=1)
+            value_GR, best_GR = self._group.all_gather(best_R2, dim=0).view(self._group.size, -1, 2).unbind(2)
+            return best_GR.gather(0, value_GR.argmax(0, keepdim=True))[0].long()
         if self.spec.final_soft_cap is not None:
             return self._machine.argmax(self.logits(hidden_RD))  # a cap can make different logits equal
-        return self._machine.best_columns(hidden_RD.contiguous(), self._head)
+        return self._machine.best_columns(hidden_RD.contiguous(), self._head.rows)
 
     def _build(self, caches: list[LayerCache]) -> Program:
         spec = self.spec
-        query = spec.num_heads * spec.head_size
-        key = spec.num_kv_heads * spec.head_size
-        inner = -(-spec.intermediate_size // 16) * 16
-        width = spec.hidden_size
-        widths = dict(enumerate((width, width, query + 2 * key, query, width, inner)))
+        query = self._heads * spec.head_size
+        key = self._kv_heads * spec.head_size
+        inner = -(-self._inner // 16) * 16
+        width, scores = spec.hidden_size, spec.moe.num_experts if spec.moe is not None else 0
+        widths = dict(enumerate((width, width, query + 2 * key, query, width, inner, scores, 1)))
         if spec.mla is not None:
-            widths |= LATENT.widths(spec.mla, spec.num_heads)
+            widths |= LATENT.widths(spec.mla, self._heads)
         program = Program(tuple(widths[i] for i in sorted(widths)), self._max_tokens)
-        program.embed(RESIDUAL, self._embed, self._embedding_scale)
-        self._stores = []
+        if self.ranks.first:
+            assert self._embed is not None
+            program.embed(RESIDUAL, self._embed.rows, self._embedding_scale)
+        self._pauses, self._stores = [], []
         first = True
-        for index, (layer, cache) in enumerate(zip(self._layers, caches, strict=True)):
+        for index, layer, cache in zip(self._numbers, self._layers, caches, strict=True):
             self._branch_in(program, layer.input_norm, first)
             first = False
             self._attention(program, layer, index, cache)
             self._branch_out(program, layer.post_attention_norm)
             self._branch_in(program, layer.mlp_norm, first)
             source = NORMED if layer.mlp_norm is not None else RESIDUAL
-            program.linear(source, INNER, layer.gate_up, layer.gate_up_bias, layer.epilogue)
-            layer.down.emit(program, INNER, BRANCH)
-            self._branch_out(program, layer.post_mlp_norm)
-        program.add_norm(BRANCH, RESIDUAL, NORMED, self._norm_weight, spec.norm_eps, spec.residual_scale)
+            exchange = None
+            if isinstance(layer.mlp, _Moe):
+                exchange = self._experts(program, layer.mlp, index, source)
+            else:
+                layer.mlp.emit(program, source)
+            self._branch_out(program, layer.post_mlp_norm, exchange)
+        if self._norm_weight is None:
+            program.add(BRANCH, RESIDUAL, spec.residual_scale)
+        else:
+            program.add_norm(BRANCH, RESIDUAL, NORMED, self._norm_weight, spec.norm_eps, spec.residual_scale)
         program.finish()
         return program
+
+    def _experts(self, program: Program, moe: "_Moe", index: int, source: int) -> Callable[[int], None] | None:
+        """Experts to the branch, after the MLP that every token goes through; or what is to do it by the ranks."""
+        if moe.shared is not None:
+            moe.shared.emit(program, source)
+        if moe.shared_gate is not None:
+            moe.shared_gate.emit(program, source, GATE)
+            program.gate(GATE, BRANCH)
+        moe.scores.emit(program, source, SCORES)
+        program.route(SCORES, moe.router, self._routes[index], self._weights)
+        if moe.held:
+            return partial(self._exchange, moe, index, source)
+        program.experts(source, BRANCH, moe.experts, self._routes[index], self._weights, moe.shared is not None)
+        return None
 
     def _branch_in(self, program: Program, norm: Tensor | None, first: bool) -> None:
         """Add what the last branch gave, and norm what this one takes."""
@@ -190,16 +307,20 @@ class CompiledDecoder:
         else:
             program.add(BRANCH, RESIDUAL, scale)
 
-    def _branch_out(self, program: Program, norm: Tensor | None) -> None:
+    def _branch_out(
+        self, program: Program, norm: Tensor | None, exchange: Callable[[int], None] | None = None
+    ) -> None:
+        if exchange is not None or self._group.size > 1:
+            self._pauses.append((len(program), exchange or self._add_up))
         if norm is not None:
             program.norm(BRANCH, BRANCH, norm, self.spec.norm_eps)
 
     def _attention(self, program: Program, layer: "_Layer", index: int, cache: LayerCache) -> None:
         spec = self.spec
-        query = spec.num_heads * spec.head_size
+        query = self._heads * spec.head_size
         source = NORMED if layer.input_norm is not None else RESIDUAL
         rope = spec.layer_rope[index]
-        heads = Heads(spec.num_heads, rope, spec.ropes[rope].size)
+        heads = Heads(self._heads, rope, spec.ropes[rope].size)
         begin = len(program)
         if layer.latent is not None:
             layer.latent.project(program, source, LATENT, rope, cache)
@@ -219,8 +340,9 @@ class CompiledDecoder:
             program.rotate_and_store(QKV, heads, cache)
         self._stores.append((begin, len(program)))
         program.attention(
-            QKV, ATTENDED, spec.num_heads, spec.query_scale, spec.attention_soft_cap, spec.windows[index], cache
-        )
+            QKV, ATTENDED, self._heads, spec.query_scale, spec.attention_soft_cap, spec.windows[index], cache,
+            layer.sinks,
+        )  # fmt: skip
         layer.out.emit(program, ATTENDED, BRANCH)
 
 
@@ -240,15 +362,19 @@ class _Packer:
         return self.machine.pack(rows.rows, kind, depth, integer=self.integer)
 
 
+_Matrix = ColumnLinear | RowLinear | Router | SharedGate
+
+
 class _Product:
     """The packed matrix of one layer, or one for each run of parts that are stored alike."""
 
-    def __init__(self, packer: _Packer, layer: ColumnLinear | RowLinear | VocabTable) -> None:
+    def __init__(self, packer: _Packer, layer: _Matrix) -> None:
         """Packs the layer's weight and lets go of the unpacked one."""
         self.pieces: list[tuple[int, Packed]] = []
         """(first output column, matrix)."""
         bias: Tensor | None = getattr(layer, "bias", None)
-        self._bias = bias
+        added = not isinstance(layer, RowLinear) or layer.group.rank == 0  # once, where ranks add their products
+        self._bias = bias if added else None
         for offset, rows in _runs(layer):
             self.pieces.append((offset, packer(rows)))
         _let_go(layer)
@@ -264,7 +390,27 @@ class _Product:
             yield offset, matrix, None if self._bias is None else self._bias[offset : offset + matrix.n]
 
 
-def _runs(layer: ColumnLinear | RowLinear | VocabTable) -> Iterator[tuple[int, Tensor | Quantized]]:
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The packed rows of tokens that are on this rank."""
+
+    rows: Packed
+    start: int
+    most: int
+    """Rows on the rank that has most."""
+
+    @classmethod
+    def of(cls, packer: _Packer, table: VocabTable | None) -> "_Table | None":
+        """Packs a table and lets go of the unpacked one."""
+        if table is None:
+            return None
+        rows = table.quantized.get("", table.weight.data[: table.held])
+        packed = cls(packer(rows), table.start, len(table.weight))
+        _let_go(table)
+        return packed
+
+
+def _runs(layer: _Matrix) -> Iterator[tuple[int, Tensor | Quantized]]:
     """(first row, rows) of a layer's matrix, as few runs as there are kinds in a row."""
     if not layer.quantized:
         yield 0, layer.weight.data
@@ -286,7 +432,7 @@ def _runs(layer: ColumnLinear | RowLinear | VocabTable) -> Iterator[tuple[int, T
         offset += size
 
 
-def _let_go(layer: ColumnLinear | RowLinear | VocabTable) -> None:
+def _let_go(layer: _Matrix | VocabTable) -> None:
     layer.weight.data = layer.weight.data.new_empty(0)
     layer.quantized = {}
 
@@ -319,10 +465,42 @@ class _Layer:
         if self.latent is None:
             self.q_norm, self.k_norm = _norm_weight(attention.q_norm), _norm_weight(attention.k_norm)
             self.qkv, self.out = _Product(packer, attention.qkv), _Product(packer, attention.out)
-        self.gate_up, self.down = _pack_gated(packer, mlp.gate_up), _Product(packer, mlp.down)
+            self.sinks = None if attention.sinks is None else attention.sinks.weight
+        self.mlp = _Moe(mlp, activation, packer) if isinstance(mlp, Moe) else _Mlp(mlp, activation, packer)
+
+
+class _Mlp:
+    """Packed weights of a gated MLP."""
+
+    def __init__(self, mlp: Mlp, activation: Activation, packer: _Packer) -> None:
+        self._gate_up, self._down = _pack_gated(packer, mlp.gate_up), _Product(packer, mlp.down)
         half, bias = mlp.gate_up.sizes[0], mlp.gate_up.bias
-        self.gate_up_bias = None if bias is None else pair(bias[:half, None], bias[half:, None])[:, 0]
-        self.epilogue = Epilogue.SILU_MUL if activation == "silu" else Epilogue.GELU_MUL
+        self._bias = None if bias is None else pair(bias[:half, None], bias[half:, None])[:, 0]
+        self._epilogue = EPILOGUES[activation]
+
+    def emit(self, program: Program, source: int) -> None:
+        """Append it to a program: from a buffer to the branch."""
+        program.linear(source, INNER, self._gate_up, self._bias, self._epilogue)
+        self._down.emit(program, INNER, BRANCH)
+
+
+class _Moe:
+    """Packed weights of a layer's experts."""
+
+    def __init__(self, moe: Moe, activation: Activation, packer: _Packer) -> None:
+        router, spec = moe.router, moe.experts.spec
+        self.scores = _Product(packer, router)
+        self.correction = router.correction
+        self.router = RouterFields(
+            spec.num_experts, spec.experts_per_token, spec.groups, spec.groups_per_token, spec.scores == "sigmoid",
+            spec.group_score == "two_best", spec.normalised, 0,
+            None if router.correction is None else router.correction.data_ptr(), spec.scale,
+        )  # fmt: skip
+        self.experts = packer.machine.pack_experts(moe.experts.weights(), spec.input_scaled, integer=packer.integer)
+        moe.experts.let_go()
+        self.held, self.exchange = moe.experts.held is not None, moe.experts.exchange
+        self.shared = None if moe.shared is None else _Mlp(moe.shared, activation, packer)
+        self.shared_gate = None if moe.shared_gate is None else _Product(packer, moe.shared_gate)
 
 
 def _norm_weight(norm: Norm | SplitNorm | None) -> Tensor | None:

@@ -23,12 +23,14 @@ from rayllm.model.layers import (
     Sinks,
     SplitNorm,
     VocabTable,
-    split_evenly,
+    split_heads,
+    split_inner,
 )
 from rayllm.model.mla import LatentAttention
 from rayllm.model.moe import HeldOf, Moe
 from rayllm.model.rope import Rope
 from rayllm.model.spec import CacheSpec, DecoderSpec
+from rayllm.parallel.group import Group
 from rayllm_kernels import AttentionBatch, storage
 from rayllm_kernels.sampling import REFERENCE
 from rayllm_kernels.storage import DTYPES
@@ -62,15 +64,24 @@ class Decoder(nn.Module):
         """
         super().__init__()
         _check_divides(spec, place.group.size)
-        self.spec, self.place, self.layout = spec, place, layout or KVLayout()
-        self._layer_group = [group for group, _ in self.layout.places(spec.num_layers)]
+        self.spec, self.place, self.ranks = spec, place, place.ranks
+        self.numbers = self.ranks.layers(spec.num_layers)
+        """Which layers of the model these are."""
+        self.layout = (layout or KVLayout()).of_layers(self.numbers)
+        """Of these layers, numbered from 0."""
+        self._layer_group = [group for group, _ in self.layout.places(len(self.numbers))]
         self._kv_cache = kv_cache or KvCacheSettings()
         self.measures_scales = self._kv_cache.measures_scales and self._kv_cache.dtype in LAYER_SCALED
         """Whether the first step will measure scales of layers."""
-        self.embed = VocabTable(place, spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(spec, i, place, held) for i in range(spec.num_layers))
-        self.norm = Norm(place, spec.hidden_size, spec.norm_eps, spec.norm_plus_one)
-        self.head = self.embed if spec.tied else VocabTable(place, spec.vocab_size, spec.hidden_size)
+
+        def table(present: bool) -> VocabTable | None:
+            return VocabTable(place, spec.vocab_size, spec.hidden_size) if present else None
+
+        first, last = self.ranks.first, self.ranks.last
+        self.embed = table(first or (last and spec.tied))
+        self.layers = nn.ModuleList(DecoderLayer(spec, i, place, held) for i in self.numbers)
+        self.norm = Norm(place, spec.hidden_size, spec.norm_eps, spec.norm_plus_one) if last else None
+        self.head = self.embed if last and spec.tied else table(last)
         self.ropes = nn.ModuleList(Rope(rope, max_model_len, place.device) for rope in spec.ropes)
         # Rounded to the dtype, as the families that scale embeddings were trained.
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=place.dtype, device=place.device)
@@ -82,8 +93,27 @@ class Decoder(nn.Module):
         batch: AttentionBatch,
         caches: list[Tensor],
         embedded: Embedded | None = None,
+        hidden_TD: Tensor | None = None,
     ) -> Tensor:
-        """Run one step: write its keys and values to the caches, return the hidden states, (T, D), normalised."""
+        """Run one step: write its keys and values to the caches, return the hidden states, (T, D), normalised.
+
+        A stage of a pipeline before the last returns its residual stream instead, (T, D) float32, which the next one
+        takes as `hidden_TD`; of the token ids that one needs no more than their number.
+        """
+        x_TD = self._embed(token_ids_T, embedded) if hidden_TD is None else hidden_TD.to(self.place.dtype)
+        angles = [rope(positions_T) for rope in self.ropes]
+        measure, self.measures_scales = self.measures_scales, False
+        residual_TD: Tensor | None = None
+        batches = [batch.of_group(group) for group in range(self.layout.width)]
+        ropes = [self.spec.layer_rope[i] for i in self.numbers]
+        for layer, cache, rope, group in zip(self.layers, caches, ropes, self._layer_group, strict=True):
+            x_TD, residual_TD = layer(x_TD, residual_TD, angles[rope], batches[group], cache, measure)
+        if measure:
+            log.info("scales of keys and values: %s", self.kv_scales())
+        x_TD, _ = _add_norm(self.norm, x_TD, residual_TD)
+        return x_TD if self.ranks.last else x_TD.float()
+
+    def _embed(self, token_ids_T: Tensor, embedded: Embedded | None) -> Tensor:
         x_TD = self.embed.embed(token_ids_T)
         if embedded is not None and not self.spec.embedded_scaled:
             x_TD[embedded.at_N] = embedded.rows_ND.to(x_TD)
@@ -91,20 +121,12 @@ class Decoder(nn.Module):
             x_TD = x_TD * self.embedding_scale
         if embedded is not None and self.spec.embedded_scaled:
             x_TD[embedded.at_N] = embedded.rows_ND.to(x_TD)
-        angles = [rope(positions_T) for rope in self.ropes]
-        measure, self.measures_scales = self.measures_scales, False
-        residual_TD: Tensor | None = None
-        batches = [batch.of_group(group) for group in range(self.layout.width)]
-        for layer, cache, rope, group in zip(self.layers, caches, self.spec.layer_rope, self._layer_group, strict=True):
-            x_TD, residual_TD = layer(x_TD, residual_TD, angles[rope], batches[group], cache, measure)
-        if measure:
-            log.info("scales of keys and values: %s", self.kv_scales())
-        return _add_norm(self.norm, x_TD, residual_TD)[0]
+        return x_TD
 
     @property
     def routed(self) -> dict[int, Tensor]:
         """For each layer with experts, those of the last step's tokens, (T, K) int64 (see `rayllm.model.moe`)."""
-        blocks = {i: layer.mlp for i, layer in enumerate(self.layers)}
+        blocks = {i: layer.mlp for i, layer in zip(self.numbers, self.layers, strict=True)}
         return {i: block.routed for i, block in blocks.items() if isinstance(block, Moe) and block.routed is not None}
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
@@ -124,14 +146,14 @@ class Decoder(nn.Module):
         """What each layer caches, on this rank."""
         return [
             CacheSpec(
-                kind="full" if window is None else "sliding",
-                window=window,
+                kind="full" if layer.attention.window is None else "sliding",
+                window=layer.attention.window,
                 kv_heads=layer.attention.kv_heads,
                 head_size=self.spec.head_size,
                 value_in_key=self.spec.mla.kv_lora_rank if self.spec.mla is not None else 0,
-                dtype=self._kv_cache.of_layer(i, window, str(self.place.dtype).removeprefix("torch.")),
+                dtype=self._kv_cache.of_layer(i, layer.attention.window, str(self.place.dtype).removeprefix("torch.")),
             )
-            for i, (window, layer) in enumerate(zip(self.spec.windows, self.layers, strict=True))
+            for i, layer in zip(self.numbers, self.layers, strict=True)
         ]
 
     def kv_scales(self) -> list[tuple[float, float]]:
@@ -197,19 +219,18 @@ class DecoderLayer(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention of one layer; ranks divide the heads, or share key/value heads if these are few."""
+    """Grouped-query attention of one layer, whose heads ranks divide (see `split_heads`)."""
 
     def __init__(self, spec: DecoderSpec, index: int, place: Placement) -> None:
         super().__init__()
-        self.ops = place.ops
+        self.ops, self.group = place.ops, place.group
         self.window, self.scale, self.soft_cap = spec.windows[index], spec.query_scale, spec.attention_soft_cap
         self.head_size, width = spec.head_size, spec.num_heads * spec.head_size
-        queries, keys = split_evenly(width, place.group), _kv_part(spec, place)
+        queries, keys = split_heads(spec.num_heads, spec.num_kv_heads, spec.head_size, place.group)
         self.heads, self.kv_heads = queries.rows // spec.head_size, keys.rows // spec.head_size
         self.qkv = ColumnLinear(place, spec.hidden_size, {"q": queries, "k": keys, "v": keys}, spec.qkv_bias)
-        self.out = RowLinear(place, width, spec.hidden_size, spec.out_bias)
-        size = spec.head_size
-        part = Part(spec.num_heads, queries.start // size, self.heads)
+        self.out = RowLinear(place, width, spec.hidden_size, spec.out_bias, queries)
+        part = Part(spec.num_heads, queries.start // spec.head_size, self.heads)
         self.sinks = Sinks(place, part) if spec.sinks else None
         self.qk_norm = spec.qk_norm
         norms: list[Norm | SplitNorm | None] = [None, None]
@@ -234,7 +255,7 @@ class Attention(nn.Module):
         q_TNH, k_TGH = self.ops.rotary(q_TNH, k_TGH, cos_sin_TR)
         scaled = cache.dtype in storage.LAYER_SCALED
         if scaled and measure:
-            self.kv_scales_2.copy_(storage.layer_scales(k_TGH, v_TGH, cache.dtype))
+            self.kv_scales_2.copy_(of_all_ranks(storage.layer_scales(k_TGH, v_TGH, cache.dtype), self.group))
         scales_2 = self.kv_scales_2 if scaled else None
         self.ops.write_kv(k_TGH, v_TGH, cache, batch.slot_mapping, scales_2)
         out_TNH = self.ops.paged_attention(
@@ -250,10 +271,15 @@ class Mlp(nn.Module):
     def __init__(self, spec: DecoderSpec, place: Placement, size: int) -> None:
         """`size` is the inner width."""
         super().__init__()
-        inner = split_evenly(size, place.group)
+        inner = split_inner(size, place.group)
         self.gate_up = ColumnLinear(place, spec.hidden_size, {"gate": inner, "up": inner}, spec.mlp_bias)
-        self.down = RowLinear(place, size, spec.hidden_size, spec.mlp_bias)
+        self.down = RowLinear(place, size, spec.hidden_size, spec.mlp_bias, inner)
         self.activate = place.ops.silu_and_mul if spec.activation == "silu" else place.ops.gelu_tanh_and_mul
+
+    @property
+    def inner_rows(self) -> int:
+        """Inner width on this rank."""
+        return self.down.columns.rows
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.down(self.activate(self.gate_up(x_TD)))
@@ -277,22 +303,24 @@ def _add_norm(norm: Norm | None, x_TD: Tensor, residual_TD: Tensor | None) -> tu
     return norm.add(x_TD, residual_TD)
 
 
-def _kv_part(spec: DecoderSpec, place: Placement) -> Part:
-    """Rows of keys (or values) on this rank: whole heads, the same on several ranks where heads are fewer."""
-    heads, group = spec.num_kv_heads, place.group
-    start = group.rank * heads // group.size
-    return Part(heads * spec.head_size, start * spec.head_size, max(1, heads // group.size) * spec.head_size)
+def of_all_ranks(scales_2: Tensor, group: Group) -> Tensor:
+    """The scales of a layer's cache, by what each rank measured of its heads."""
+    return group.all_gather(scales_2, dim=0).view(-1, 2).amax(dim=0)
 
 
 def _check_divides(spec: DecoderSpec, size: int) -> None:
-    heads_fit = spec.num_kv_heads % size == 0 or size % spec.num_kv_heads == 0
-    if spec.num_heads % size or not heads_fit or spec.intermediate_size % size:
-        raise ConfigError(
-            "tensor-parallel-size",
-            f"{size} ranks cannot divide {spec.num_heads} heads, {spec.num_kv_heads} key/value heads "
-            f"and an inner width of {spec.intermediate_size}",
-            "choose a size that divides all three",
-        )
+    """Refuse to leave a rank without a head, or without a part of an MLP or of the vocabulary."""
+    rows, moe = -(-spec.vocab_size // size), spec.moe
+    widths = (spec.intermediate_size, *((moe.intermediate_size, moe.shared_size) if moe is not None else ()))
+    inner = min(width for width in widths if width)
+    if size <= min(spec.num_heads, inner) and (size - 1) * rows < spec.vocab_size:
+        return
+    raise ConfigError(
+        "--tensor-parallel-size",
+        f"{size} ranks cannot divide {spec.num_heads} query heads, an inner width of {inner} and "
+        f"{spec.vocab_size} tokens of the vocabulary",
+        "each needs one of all three at least: lower it",
+    )
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

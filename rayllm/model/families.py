@@ -478,6 +478,9 @@ def _glm4_moe(config: _Config) -> DecoderSpec:
 
 
 def _gpt_oss(config: _Config) -> DecoderSpec:
+    if config.values.get("quantization_config"):
+        cure = "take a checkpoint in bfloat16, as transformers saves one loaded with Mxfp4Config(dequantize=True)"
+        raise config.error("quantization_config", f"experts in MXFP4 are not supported; {cure}")
     layers, bias = config.size("num_hidden_layers"), config.flag("attention_bias", True)
     moe = experts_of(
         config, ("num_local_experts", "num_experts"), [True] * layers,

@@ -26,7 +26,7 @@ class ScaledTensor:
         self.name, self.file, self.shape, self.nbytes = stored.name, stored.file, stored.shape, stored.nbytes
         self._stored, self._scales = stored, scales
 
-    def read_stored(self, rows: slice) -> Tensor:
+    def read_stored(self, rows: slice, columns: slice | None = None) -> Tensor:
         raise AssertionError(f"{self.name} is read in full only")
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rayllm.config.gguf_config import ARCHITECTURES
-from rayllm.config.gguf_file import TensorInfo, read_gguf
+from rayllm.config.gguf_file import BLOCKS, TensorInfo, read_gguf
 from rayllm.config.model_facts import ModelFacts
 from rayllm.model.checkpoint import Checkpoint
 from rayllm.model.dequantize import dequantize
@@ -92,23 +92,30 @@ class GgufTensor:
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
         """See `Stored`. A vector is stored as one row of values, so that `rows` are its values."""
-        if len(self.shape) == 1:
-            values = self._rows(slice(0, 1))[0][rows]
-        else:
-            values = self._rows(rows) if columns is None else self._rows(rows)[:, columns]
+        values = self._rows(slice(0, 1))[0][rows] if len(self.shape) == 1 else self._rows(rows, columns)
         return in_halves(values, self._paired) if self._paired else values
 
-    def read_stored(self, rows: slice) -> Tensor:
+    def read_stored(self, rows: slice, columns: slice | None = None) -> Tensor:
         """See `Stored`."""
-        data = torch.from_numpy(self._data_RB[rows])
+        data = torch.from_numpy(self._blocks(rows, columns))
         return in_halves(data, self._paired) if self._paired else data
 
-    def _rows(self, rows: slice) -> Tensor:
-        data_RB = self._data_RB[rows]
-        out = torch.empty((len(data_RB), self.shape[-1]), dtype=self._dtype)
-        step = max(1, _CHUNK_VALUES // self.shape[-1])
+    def _blocks(self, rows: slice, columns: slice | None) -> np.ndarray:
+        """The bytes of whole blocks that hold these columns."""
+        if columns is None:
+            return self._data_RB[rows]
+        _, values, size = BLOCKS[self.kind]
+        return self._data_RB[rows, columns.start // values * size : -(-columns.stop // values) * size]
+
+    def _rows(self, rows: slice, columns: slice | None = None) -> Tensor:
+        columns = columns or slice(0, self.shape[-1])
+        data_RB, first = self._blocks(rows, columns), columns.start % BLOCKS[self.kind][1]
+        width = columns.stop - columns.start
+        out = torch.empty((len(data_RB), width), dtype=self._dtype)
+        step = max(1, _CHUNK_VALUES // width)
         for start in range(0, len(data_RB), step):
-            out[start : start + step] = dequantize(torch.from_numpy(data_RB[start : start + step]), self.kind)
+            part = dequantize(torch.from_numpy(data_RB[start : start + step]), self.kind)
+            out[start : start + step] = part[:, first : first + width]
         return out
 
 

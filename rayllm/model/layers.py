@@ -5,13 +5,15 @@ Letters of shapes: T tokens, D input width, E output width on this rank, V vocab
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from rayllm.config.gguf_file import BLOCKS
 from rayllm.parallel.group import Group
+from rayllm.parallel.ranks import Ranks
 from rayllm_kernels import Ops
 
 
@@ -24,8 +26,8 @@ class Stored(Protocol):
     kind: str
     """How its numbers are stored, such as `BF16` or `Q4_K`."""
 
-    def read_stored(self, rows: slice) -> Tensor:
-        """Rows as they are stored, (rows, bytes) uint8. Only for matrices of quantized kinds."""
+    def read_stored(self, rows: slice, columns: slice | None = None) -> Tensor:
+        """Rows as they are stored, (rows, bytes) uint8, or whole blocks of them. For matrices of quantized kinds."""
         ...
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:
@@ -53,9 +55,14 @@ class Placement:
     ops: Ops
     dtype: torch.dtype
     device: torch.device
-    group: Group
+    ranks: Ranks = field(default_factory=Ranks)
     keeps: frozenset[str] = frozenset()
     """Quantized kinds that the kernels multiply as they are stored."""
+
+    @property
+    def group(self) -> Group:
+        """The ranks that divide a layer."""
+        return self.ranks.tensor
 
     def empty(self, *shape: int) -> nn.Parameter:
         """A parameter yet to be filled."""
@@ -72,13 +79,58 @@ class Part:
     """First of them on this rank."""
     rows: int
     """How many on this rank."""
+    owned: bool = True
+    """Whether no rank before this one holds the same rows."""
 
 
-def split_evenly(full: int, group: Group) -> Part:
-    """The share of a rank, where ranks divide the rows."""
-    assert full % group.size == 0, (full, group.size)
-    rows = full // group.size
-    return Part(full, group.rank * rows, rows)
+def split_evenly(full: int, group: Group, unit: int = 1) -> Part:
+    """The share of a rank in whole units, of which the first ranks have one more where ranks do not divide them.
+
+    The last unit may be cut short.
+    """
+    start, count = _run(-(-full // unit), group.rank, group.size)
+    end = min((start + count) * unit, full)
+    return Part(full, start * unit, end - start * unit)
+
+
+def split_heads(heads: int, kv_heads: int, head_size: int, group: Group) -> tuple[Part, Part]:
+    """Rows of queries and of keys (or values) on a rank, in whole heads, of which it has one of each at least.
+
+    Ranks divide the key/value heads, and take the query heads that go with theirs; where these are fewer than ranks,
+    several hold the same one and divide its query heads.
+    """
+    assert group.size <= heads, (group.size, heads)
+    ratio = heads // kv_heads
+    if group.size <= kv_heads:
+        key, keys = _run(kv_heads, group.rank, group.size)
+        query, queries, owned = key * ratio, keys * ratio, True
+    else:
+        key, keys = next((h, 1) for h in range(kv_heads) if group.rank < sum(_run(group.size, h, kv_heads)))
+        first, sharers = _run(group.size, key, kv_heads)
+        query, queries = _run(ratio, group.rank - first, sharers)
+        query, owned = key * ratio + query, group.rank == first
+    return (
+        Part(heads * head_size, query * head_size, queries * head_size),
+        Part(kv_heads * head_size, key * head_size, keys * head_size, owned),
+    )
+
+
+def split_inner(full: int, group: Group) -> Part:
+    """A rank's share of the inner width of an MLP.
+
+    In blocks of quantized kinds where shares are near enough in size then, else in panels of the kernels.
+    """
+    for unit in (256, 32):
+        units = full // unit
+        if full % unit == 0 and (units % group.size == 0 or units >= 8 * group.size):
+            return split_evenly(full, group, unit)
+    return split_evenly(full, group, 16 if -(-full // 16) >= group.size else 1)
+
+
+def _run(count: int, index: int, of: int) -> tuple[int, int]:
+    """(start, length) of one of so many runs that divide `count` things; the first ones are longer by one."""
+    each, over = divmod(count, of)
+    return index * each + min(index, over), each + (index < over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +200,13 @@ class ColumnLinear(Layer):
 class RowLinear(Layer):
     """Linear layer whose input features are divided among the ranks; the sum over ranks is on every rank."""
 
-    def __init__(self, place: Placement, in_size: int, out_size: int, bias: bool) -> None:
+    def __init__(
+        self, place: Placement, in_size: int, out_size: int, bias: bool, columns: Part | None = None
+    ) -> None:
+        """`columns` are the features on this rank, by default those of `split_evenly`."""
         super().__init__()
         self.ops, self.group, self.keeps = place.ops, place.group, place.keeps
-        self.columns, self.out_size = split_evenly(in_size, place.group), out_size
+        self.columns, self.out_size = columns or split_evenly(in_size, place.group), out_size
         self.weight = place.empty(out_size, self.columns.rows)
         self.bias = place.empty(out_size) if bias else None
         self.kinds = ("weight", "bias") if bias else ("weight",)
@@ -166,12 +221,19 @@ class RowLinear(Layer):
         return (self.out_size, self.columns.full) if kind == "weight" else (self.out_size,)
 
     def fill(self, kind: str, parts: tuple[str, ...], stored: Stored) -> None:
-        if kind == "weight" and stored.kind in self.keeps:
-            self.quantized[""] = Quantized(stored.kind, stored.read_stored(slice(0, self.out_size)))
-            return
-        start = self.columns.start
-        columns = slice(start, start + self.columns.rows) if kind == "weight" else None
-        getattr(self, kind).copy_(stored.read(slice(0, self.out_size), columns))
+        rows, start, count = slice(0, self.out_size), self.columns.start, self.columns.rows
+        columns = slice(start, start + count) if kind == "weight" else None
+        if columns is not None and stored.kind in self.keeps and not (start | count) % BLOCKS[stored.kind][1]:
+            self.quantized[""] = Quantized(stored.kind, stored.read_stored(rows, columns))
+        else:
+            getattr(self, kind).copy_(stored.read(rows, columns))
+
+
+def own_tokens(token_ids_T: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
+    """(the row of each token in a run of the table, or 0 where it has none; whether it has one)."""
+    local_T = token_ids_T - start
+    mine_T = (local_T >= 0) & (local_T < count)
+    return torch.where(mine_T, local_T, 0), mine_T
 
 
 class VocabTable(Layer):
@@ -182,18 +244,17 @@ class VocabTable(Layer):
         self.ops, self.group, self.vocab_size, self.keeps = place.ops, place.group, vocab_size, place.keeps
         rows = -(-vocab_size // place.group.size)
         self.start = place.group.rank * rows
+        self.held = min(rows, vocab_size - self.start)
+        """Rows on this rank that a token has; the last rank may have others."""
         self.weight = place.empty(rows, hidden_size)
-        if place.group.size > 1:
-            self.weight.zero_()  # the last rank may own rows that no token has
+        self.weight[self.held :].zero_()
 
     def embed(self, token_ids_T: Tensor) -> Tensor:
         """Rows of tokens: (T, D)."""
         if self.group.size == 1:
             return self.ops.embedding(token_ids_T, self.weight)
-        local_T = token_ids_T - self.start
-        mine_T = (local_T >= 0) & (local_T < len(self.weight))
-        rows_TD = self.ops.embedding(torch.where(mine_T, local_T, 0), self.weight)
-        return self.group.all_reduce(rows_TD * mine_T.unsqueeze(1))
+        local_T, mine_T = own_tokens(token_ids_T, self.start, self.held)
+        return self.group.all_reduce(self.ops.embedding(local_T, self.weight) * mine_T.unsqueeze(1))
 
     def project(self, x_TD: Tensor) -> Tensor:
         """Products with every row, of all ranks: (T, vocabulary) in the dtype of x."""
@@ -203,11 +264,11 @@ class VocabTable(Layer):
         return (self.vocab_size, self.weight.shape[1])
 
     def fill(self, kind: str, parts: tuple[str, ...], stored: Stored) -> None:
-        end = min(self.start + len(self.weight), self.vocab_size)
+        rows = slice(self.start, self.start + self.held)
         if stored.kind in self.keeps:
-            self.quantized[""] = Quantized(stored.kind, stored.read_stored(slice(self.start, end)))
-        elif end > self.start:
-            self.weight[: end - self.start] = stored.read(slice(self.start, end))
+            self.quantized[""] = Quantized(stored.kind, stored.read_stored(rows))
+        else:
+            self.weight[: self.held] = stored.read(rows)
 
 
 class Norm(Layer):
@@ -260,9 +321,8 @@ class SplitNorm(Layer):
         if self.group.size == 1:
             return self.ops.rms_norm(x_TD, self.weight, self.eps, self.plus_one)
         x = x_TD.float()
-        # Where ranks share heads, each of these is counted as often as it is held.
-        held = self.part.rows * self.group.size
-        mean_T1 = self.group.all_reduce(x.pow(2).sum(-1, keepdim=True)) / held
+        squares_T1 = x.pow(2).sum(-1, keepdim=True) * self.part.owned  # heads that ranks share are counted once
+        mean_T1 = self.group.all_reduce(squares_T1) / self.part.full
         weight = self.weight.float() + (1.0 if self.plus_one else 0.0)
         return (x * torch.rsqrt(mean_T1 + self.eps) * weight).to(x_TD.dtype)
 

@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,18 +22,18 @@ from rayllm.config.weight_files import WeightFiles, find_weight_files, rank_file
 from rayllm.config.weights import SAFETENSORS, WeightsConfig
 from rayllm.errors import ModelError
 from rayllm.kv.layout import KVLayout
-from rayllm.model.checkpoint import Checkpoint, open_safetensors
+from rayllm.model.checkpoint import Checkpoint, LoadedTensor, open_safetensors
 from rayllm.model.decoder import Decoder
 from rayllm.model.families import config_file, spec_of
 from rayllm.model.fp8 import block_scaled, scaled
 from rayllm.model.gguf import gguf_names, open_gguf
-from rayllm.model.layers import Layer, Norm, Placement, SplitNorm, Stored
+from rayllm.model.layers import ColumnLinear, Layer, Norm, Placement, SplitNorm, Stored
 from rayllm.model.mistral import MISTRAL_NAMES, in_our_order
-from rayllm.model.moe import Experts, OneExpert
+from rayllm.model.moe import Experts, HeldOf, OneExpert
 from rayllm.model.pickled import open_numpy_cache, open_pickled
 from rayllm.model.spec import DecoderSpec, WeightNames
 from rayllm.model.streamed import open_streamed, open_tensorized
-from rayllm.parallel.group import Group, SingleGroup
+from rayllm.parallel.ranks import Ranks
 from rayllm_kernels import Needs, select
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def load_model(
     facts: ModelFacts,
     dtype: torch.dtype,
     device: torch.device,
-    group: Group | None = None,
+    ranks: Ranks | None = None,
     weights: WeightsConfig | None = None,
     max_model_len: int | None = None,
     keeps: frozenset[str] = frozenset(),
@@ -55,37 +56,39 @@ def load_model(
     layout: KVLayout | None = None,
     kv_cache: KvCacheSettings | None = None,
     first: Mapping[str, Sequence[str]] | None = None,
+    held: HeldOf | None = None,
 ) -> Decoder:
-    """Make this rank's share of a model, ready for `torch.inference_mode`.
+    """Make a process's share of a model, ready for `torch.inference_mode`: all of it, or what `ranks` says.
 
     `weights` says how they are read; its format `dummy` fills the model with random ones drawn from `seed`, and reads
     no file. `max_model_len` is the longest context that will be served (by default what the facts allow); kinds of rope
     that depend on length are set by it. Matrices of the quantized kinds in `keeps` are left as they are stored, for
     `CompiledDecoder`; the decoder by itself cannot run then. `layout` says which layers share KV blocks; without one
-    all of them do. `first` names implementations of operations to try first.
+    all of them do. `first` names implementations of operations to try first. `held` says which experts this rank
+    holds whole; without it, ranks divide each.
 
     Raises:
         ModelError: the architecture is unknown, or a file is missing, damaged, or does not fit it.
         ConfigError: the ranks cannot divide the model, or an option about its files cannot be honoured.
     """
     began = time.monotonic()
-    spec, weights, group = spec_of(facts), weights or WeightsConfig(), group or SingleGroup()
+    spec, weights, ranks = spec_of(facts), weights or WeightsConfig(), ranks or Ranks()
     ops = select(device.type, needs_of(spec, dtype, kv_cache), first=first)
-    place = Placement(ops, dtype, device, group, keeps)
-    model = Decoder(spec, place, max_model_len or facts.max_model_len, layout, kv_cache)
+    place = Placement(ops, dtype, device, ranks, keeps)
+    model = Decoder(spec, place, max_model_len or facts.max_model_len, layout, kv_cache, held)
     if weights.format == "dummy":
         _fill_randomly(model, seed)
-        log.info("%d layers of random weights, as %s", spec.num_layers, dtype)
+        log.info("%d layers of random weights, as %s", len(model.layers), dtype)
         return model.eval()
-    checkpoint, files = open_weights(facts, weights, dtype, group.rank)
+    checkpoint, files = open_weights(facts, weights, dtype, ranks.tensor.rank)
     weights, names = replace(weights, format=files.format), _names(facts, spec, files.format)
     own = weights.format in _SHARDED
     targets = dict(_own_targets(model, checkpoint) if own else _targets(model, names, checkpoint))
     _check(targets, checkpoint, partial(_ignorable, model=model, names=names, facts=facts))
-    fill(targets, checkpoint, weights.threads, weights.show_progress and group.rank == 0)
+    fill(targets, checkpoint, weights.threads, weights.show_progress and ranks.tensor.rank == 0)
     log.info(
         "read %d layers from %d files of %s%s in %.1f s, as %s",
-        spec.num_layers, len(files.paths), weights.format, _described(weights), time.monotonic() - began, dtype,
+        len(model.layers), len(files.paths), weights.format, _described(weights), time.monotonic() - began, dtype,
     )  # fmt: skip
     return model.eval()
 
@@ -228,18 +231,29 @@ def _own_targets(model: Decoder, checkpoint: Checkpoint) -> Iterator[tuple[str, 
     def fill(parameter: Tensor, stored: Stored) -> None:
         parameter.copy_(stored.read(slice(None)))
 
-    for name, parameter in model.named_parameters():
+    for name, parameter in own_parameters(model):
         yield name, Target(tuple(parameter.shape), partial(fill, parameter))
     for name, scales_2 in kv_scales_of(model):
         if name in checkpoint.tensors:
             yield name, Target((2,), partial(fill, scales_2))
 
 
+def own_parameters(model: Decoder) -> Iterator[tuple[str, Tensor]]:
+    """What a rank holds, under the model's own names."""
+    for name, parameter in model.named_parameters():
+        yield _of_whole(name, model), parameter
+
+
 def kv_scales_of(model: Decoder) -> Iterator[tuple[str, Tensor]]:
     """The scales of each layer's cache, under the model's own names."""
     for name, buffer in model.named_buffers():
         if name.endswith(".kv_scales_2"):
-            yield name, buffer
+            yield _of_whole(name, model), buffer
+
+
+def _of_whole(name: str, model: Decoder) -> str:
+    """A name with the number of its layer in the whole model, for that in this stage."""
+    return re.sub(r"^layers\.(\d+)", lambda match: f"layers.{model.numbers[int(match[1])]}", name)
 
 
 def _targets(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> Iterator[tuple[str, Target]]:
@@ -250,14 +264,14 @@ def _targets(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> Iter
         if place == "head" and model.spec.tied:
             continue
         yield from _at(model, f"{head_prefix if place == 'head' else prefix}{stem}", place)
-    for i in range(model.spec.num_layers):
+    for i, layer in zip(model.numbers, model.layers, strict=True):
         for stem, place in names.layer.items():
             numbers = range(model.spec.moe.num_experts if model.spec.moe is not None else 0) if "{e}" in stem else (0,)
             for e in numbers:
-                yield from _at(model.layers[i], prefix + stem.format(i=i, e=e), place.format(e=e))
+                yield from _at(layer, prefix + stem.format(i=i, e=e), place.format(e=e))
             if place == "attention.out":
                 attention = prefix + stem.format(i=i).rpartition(".")[0]
-                yield from _scales(model.layers[i].attention.kv_scales_2, attention, checkpoint)
+                yield from _scales(layer.attention.kv_scales_2, attention, checkpoint)
 
 
 def _scales(scales_2: Tensor, attention: str, checkpoint: Checkpoint) -> Iterator[tuple[str, Target]]:
@@ -303,6 +317,8 @@ def _ignorable(name: str, model: Decoder, names: WeightNames, facts: ModelFacts)
     layer = _OF_LAYER.search(name)
     if layer is not None and _is_beyond(int(layer[1]), model.spec.num_layers, facts):
         return True
+    if model.ranks.stages > 1 and (layer is None or int(layer[1]) not in model.numbers):
+        return True  # another stage's
     if model.spec.tied and name.endswith("lm_head.weight"):
         return True
     return name.endswith(_IGNORED_ENDINGS) or name.startswith(names.ignored)
@@ -316,12 +332,17 @@ def _is_beyond(layer: int, layers: int, facts: ModelFacts) -> bool:
 
 
 def _fill_randomly(model: Decoder, seed: int) -> None:
-    """Weights as at the start of a training: small, norms neutral."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for module in model.modules():
-            for parameter in module.parameters(recurse=False):
-                if isinstance(module, Norm | SplitNorm):
-                    parameter.fill_(0.0 if module.plus_one else 1.0)
-                else:
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.02)
+    """Weights as at the start of a training: small, norms neutral. However the model is divided, it is the same."""
+    for path, layer in model.named_modules():
+        if not isinstance(layer, Layer):
+            continue
+        parts = tuple(layer.parts) if isinstance(layer, ColumnLinear) else ("",)
+        for kind in layer.kinds:
+            name, shape = f"{_of_whole(path, model)}.{kind}", layer.stored_shape(kind, parts)
+            if isinstance(layer, Norm | SplitNorm):
+                values = torch.full(shape, 0.0 if layer.plus_one else 1.0)
+            else:
+                generator = torch.Generator().manual_seed(seed + zlib.crc32(name.encode()))
+                values = torch.randn(shape, generator=generator) * 0.02
+            with torch.no_grad():
+                layer.fill(kind, parts, LoadedTensor("", name, values))

@@ -47,7 +47,7 @@ class _Halved:
         self.name, self.file, self.shape = stored.name, stored.file, stored.shape
         self.kind, self.nbytes = stored.kind, stored.nbytes
 
-    def read_stored(self, rows: slice) -> Tensor:
+    def read_stored(self, rows: slice, columns: slice | None = None) -> Tensor:
         raise AssertionError(f"{self.name} is not quantized")
 
     def read(self, rows: slice, columns: slice | None = None) -> Tensor:

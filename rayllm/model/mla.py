@@ -49,7 +49,8 @@ class LatentAttention(nn.Module):
         )
         self.kv_a_norm = Norm(place, latent, mla.norm_eps, plus_one=False)
         self.kv_b = ColumnLinear(place, latent, {"kv": per_head(mla.qk_nope_head_dim + mla.v_head_dim)}, bias=False)
-        self.out = RowLinear(place, spec.num_heads * mla.v_head_dim, spec.hidden_size, spec.out_bias)
+        values = per_head(mla.v_head_dim)
+        self.out = RowLinear(place, values.full, spec.hidden_size, spec.out_bias, values)
         self.register_buffer("kv_scales_2", torch.ones(2, device=place.device))
         """float32; the first is of the cached vectors, the second is not used."""
 

@@ -6,13 +6,13 @@ inner width of an expert on this rank, F two of that: gate and up.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayllm.model.layers import Layer, Part, Placement, Stored, split_evenly
+from rayllm.model.layers import Layer, Part, Placement, Stored, split_inner
 from rayllm.model.spec import MoeSpec
 from rayllm_kernels import ExpertWeights
 
@@ -127,7 +127,7 @@ class Experts(Layer):
         """The number in the model of each expert here."""
         self.exchange = AllHere() if held is None else held.exchange
         size = spec.intermediate_size
-        self.inner = split_evenly(size, place.group) if held is None else Part(size, 0, size)
+        self.inner = split_inner(size, place.group) if held is None else Part(size, 0, size)
         """The share of an expert's inner width that is here."""
         count, inner = len(self.logical), self.inner.rows
         self.gate_up = place.empty(count, 2 * inner, hidden_size)
@@ -154,6 +154,11 @@ class Experts(Layer):
         return ExpertWeights(
             self.gate_up, self.down, self.gate_up_bias, self.down_bias, spec.activation, spec.alpha, spec.limit
         )
+
+    def let_go(self) -> None:
+        """Give the memory of the weights back: they were packed."""
+        for parameter in self.parameters():
+            parameter.data = parameter.data.new_empty(0)
 
     def expert(self, logical: int) -> "OneExpert":
         """One expert of the model, held here or not, to be filled."""
@@ -230,14 +235,16 @@ class Moe(nn.Module):
     """A layer's experts with their router, and perhaps an MLP that every token goes through as well."""
 
     def __init__(
-        self, spec: MoeSpec, hidden_size: int, place: Placement, shared: nn.Module | None, held: Held | None = None
+        self, spec: MoeSpec, hidden_size: int, place: Placement, shared: Any, held: Held | None = None
     ) -> None:
-        """`shared` is that MLP, which adds up over the ranks by itself."""
+        """`shared` is that `rayllm.model.decoder.Mlp`, if there is one; it adds up over the ranks by itself."""
         super().__init__()
         self.router = Router(place, spec, hidden_size)
         self.experts = Experts(place, spec, hidden_size, held)
         self.shared = shared
         self.shared_gate = SharedGate(place, hidden_size) if spec.shared_gate else None
+        self.inner_rows: int = 0 if shared is None else shared.inner_rows
+        """Inner width on this rank of what is computed as an MLP."""
         self.routed: Tensor | None = None
         """The experts of the last step's tokens by their logical numbers, (T, K)."""
 

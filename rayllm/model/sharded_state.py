@@ -21,8 +21,9 @@ from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
 from rayllm.config.weight_files import matches
 from rayllm.errors import ConfigError, RayLLMError
-from rayllm.model.loader import kv_scales_of, load_model
+from rayllm.model.loader import kv_scales_of, load_model, own_parameters
 from rayllm.parallel.group import SingleGroup
+from rayllm.parallel.ranks import Ranks
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.gguf")
 
@@ -47,14 +48,14 @@ def save_sharded_state(engine: EngineConfig, folder: Path) -> list[Path]:
     for file in source.iterdir():
         if file.is_file() and not matches(file.name, _WEIGHTS):
             shutil.copy(file, folder / file.name)
-    for rank in range(engine.tensor_parallel_size):
-        group = Share(rank, engine.tensor_parallel_size)
+    for rank in range(engine.parallel.tensor):
+        ranks = Ranks(Share(rank, engine.parallel.tensor))
         model = load_model(
-            engine.model, getattr(torch, engine.dtype), torch.device("cpu"), group, engine.weights,
+            engine.model, getattr(torch, engine.dtype), torch.device("cpu"), ranks, engine.weights,
             max_model_len=engine.max_model_len,
         )  # fmt: skip
         path = folder / engine.weights.pattern.format(rank=rank, part=0)
-        save_file({**dict(model.named_parameters()), **dict(kv_scales_of(model))}, path, metadata={"format": "pt"})
+        save_file({**dict(own_parameters(model)), **dict(kv_scales_of(model))}, path, metadata={"format": "pt"})
         written.append(path)
     return written
 

@@ -163,8 +163,10 @@ class TransformersDecoder:
         batch: AttentionBatch,
         caches: list[Tensor],
         embedded: Embedded | None = None,
+        hidden_TD: Tensor | None = None,
     ) -> Tensor:
-        """Run one step: (T, D), as the class hands it to its head."""
+        """Run one step: (T, D), as the class hands it to its head. There are no stages before, and no `hidden_TD`."""
+        assert hidden_TD is None
         with _answering(_Paged(self._ops, batch, caches)):
             if embedded is None:
                 return _hidden(self._run_trunk(token_ids_T, positions_T))

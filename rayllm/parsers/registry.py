@@ -29,7 +29,9 @@ R = TypeVar("R", bound=type[ReasoningParser])
 
 _TOOLS: dict[str, type[ToolParser]] = {}
 _REASONING: dict[str, type[ReasoningParser]] = {}
-_BUILT_IN = ("tools_json", "tools_pythonic", "tools_xml", "harmony", "reasoning")
+_BUILT_IN = (
+    "tools_json", "tools_cohere", "tools_apertus", "tools_pythonic", "tools_xml", "harmony", "reasoning",
+)  # fmt: skip
 _PLUGINS = "rayllm_parser_plugin_"
 
 

@@ -373,57 +373,6 @@ class GigaChat3(JsonToolParser):
         yield from self.call()
 
 
-@register_tool_parser("cohere_command3", "cohere_command4")
-class CohereCommand(JsonToolParser):
-    """A list of calls between marks, `{"tool_call_id": "0", "tool_name": "f", "parameters": {}}`."""
-
-    name_key = "tool_name"
-    id_key = "tool_call_id"
-    no_others = True
-    openers = ("<|START_ACTION|>",)
-    markers = ("<|START_ACTION|>", "<|END_ACTION|>")
-
-    def calls(self, opener: str) -> Reading[None]:
-        """The list, or a single call."""
-        yield from self.reader.space()
-        if (yield from self.reader.literal("[")):
-            yield from self.calls_in_list()
-        else:
-            yield from self.call()
-        yield from self.close("<|END_ACTION|>")
-
-
-@register_tool_parser("apertus")
-class Apertus(JsonToolParser):
-    """`<|tools_prefix|>[{"f": {}}]<|tools_suffix|>`: the name is the key of the arguments."""
-
-    openers = ("<|tools_prefix|>",)
-    markers = ("<|tools_prefix|>", "<|tools_suffix|>")
-
-    def calls(self, opener: str) -> Reading[None]:
-        """The list."""
-        reader = self.reader
-        yield from reader.space()
-        yield from reader.expect("[")
-        more = True
-        while more:
-            yield from reader.space()
-            yield from reader.expect("{")
-            yield from reader.space()
-            name = yield from read_string(reader)
-            yield from reader.space()
-            yield from reader.expect(":")
-            yield from reader.space()
-            if not name or (yield from reader.peek()) != "{":
-                raise Broken
-            yield from self.value(name)
-            yield from reader.space()
-            yield from reader.expect("}")
-            yield from reader.space()
-            more = (yield from reader.expect(",", "]")) == ","
-        yield from self.close("<|tools_suffix|>")
-
-
 @register_tool_parser("deepseek_v3")
 class DeepSeekV3(Sections):
     """Name and arguments in a block of code, between DeepSeek's marks."""

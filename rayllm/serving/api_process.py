@@ -12,7 +12,7 @@ from multiprocessing.context import SpawnProcess
 
 from rayllm.config.environment import Environment
 from rayllm.config.serve import LogSettings, ServeSettings
-from rayllm.serving.logs import configure_logging
+from rayllm.logs import configure_logging
 
 log = logging.getLogger(__name__)
 

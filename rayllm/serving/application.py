@@ -8,7 +8,7 @@ ingress (HTTP app) ──► router      which engine
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,14 +21,15 @@ from rayllm.api.middleware import import_middleware
 from rayllm.api.tool_servers import connect as connect_tools
 from rayllm.config.environment import Environment, check_names
 from rayllm.config.load import load
+from rayllm.config.parallel import ParallelSettings
 from rayllm.config.parser import parse_mapping
 from rayllm.config.registry import registry
 from rayllm.config.resolve import Resolved
 from rayllm.config.serve import FrontendSettings, LogSettings
 from rayllm.errors import ConfigError
+from rayllm.logs import configure_logging
 from rayllm.model.precheck import check_model
 from rayllm.serving.engine_server import EngineServer
-from rayllm.serving.logs import configure_logging
 from rayllm.serving.renderer_server import RendererServer
 from rayllm.serving.router import Router
 from rayllm.serving.service import ServiceImpl
@@ -70,12 +71,31 @@ class Runtime:
 
     limits: SessionLimits
     logs: LogSettings
+    resources: tuple[tuple[str, float], ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    """What workers ask of Ray's nodes."""
+    secret: str = field(default="", repr=False)
+    """Of the nodes of one engine."""
 
     @classmethod
     def of(cls, environment: Environment, log_config: Mapping[str, Any] | None) -> "Runtime":
         """As the environment's variables and the log config say."""
         limits = SessionLimits(step_s=environment.step_limit_s, replica_wait_s=environment.replica_wait_s)
-        return cls(limits=limits, logs=LogSettings(level=environment.logging_level, config=log_config))
+        return cls(
+            limits=limits,
+            logs=LogSettings(level=environment.logging_level, config=log_config),
+            resources=environment.worker_resources,
+            labels=environment.worker_labels,
+            secret=environment.cluster_secret,
+        )
+
+    def place(self, parallel: ParallelSettings) -> ParallelSettings:
+        """The settings of workers on Ray, which has them as actors where nothing else is asked for."""
+        executor = parallel.executor or ("ray" if parallel.size > 1 else "uni")
+        return replace(
+            parallel, executor=executor, resources=self.resources, labels=self.labels, logs=self.logs,
+            secret=self.secret,
+        )  # fmt: skip
 
 
 def engine_app(resolved: Resolved, runtime: Runtime) -> Application:
@@ -94,7 +114,8 @@ def engine_app(resolved: Resolved, runtime: Runtime) -> Application:
         # A model that cannot be loaded does not get better by trying again.
         max_constructor_retry_count=1,
     )(EngineServer)
-    app: Application = deployment.bind(resolved.engine, resolved.serve.frontend, runtime.limits, runtime.logs)
+    engine = replace(resolved.engine, parallel=runtime.place(resolved.engine.parallel))
+    app: Application = deployment.bind(engine, resolved.serve.frontend, runtime.limits, runtime.logs)
     return app
 
 

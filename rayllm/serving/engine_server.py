@@ -12,11 +12,11 @@ from ray import serve
 from rayllm.config.engine import EngineConfig
 from rayllm.config.serve import FrontendSettings, LogSettings
 from rayllm.errors import EngineDead
+from rayllm.logs import configure_logging
 from rayllm.messages.generation import Generation, Piece, Prompt
 from rayllm.serving.directory import machine_address
 from rayllm.serving.fleet import Fleet
 from rayllm.serving.generation import Generator
-from rayllm.serving.logs import configure_logging
 from rayllm.serving.pins import Pin, Watch
 from rayllm.serving.session_server import Address, SessionServer
 from rayllm.serving.wire import SessionLimits

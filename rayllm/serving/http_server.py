@@ -14,8 +14,8 @@ from fastapi import FastAPI
 
 from rayllm.config.serve import HttpSettings
 from rayllm.errors import ConfigError
+from rayllm.logs import hide_paths
 from rayllm.serving.http_protocol import LimitedHttp
-from rayllm.serving.logs import hide_paths
 from rayllm.serving.tls import Certificates
 
 BACKLOG = 2048

@@ -9,7 +9,7 @@ from typing import Any
 
 from rayllm.config.serve import FrontendSettings, LogSettings
 from rayllm.errors import RequestError
-from rayllm.serving.logs import configure_logging
+from rayllm.logs import configure_logging
 
 log = logging.getLogger(__name__)
 

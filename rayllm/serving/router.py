@@ -13,10 +13,10 @@ from typing import Any
 from ray.serve.handle import DeploymentHandle
 
 from rayllm.config.serve import LogSettings
+from rayllm.logs import configure_logging
 from rayllm.serving.batcher import Batcher
 from rayllm.serving.directory import ServeDirectory, machine_address
 from rayllm.serving.fleet import Fleet
-from rayllm.serving.logs import configure_logging
 from rayllm.serving.wire import SessionLimits
 
 log = logging.getLogger(__name__)

@@ -5,16 +5,21 @@ import os
 import time
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rayllm.config.engine import EngineConfig
 from rayllm.errors import ConfigError
 from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.worker import StepPlan, StepResult
-from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
+from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder, can_divide
 from rayllm.model.decoder import Decoder
+from rayllm.model.families import spec_of
 from rayllm.model.loader import load_model, needs_of
 from rayllm.model.transformers_decoder import TransformersDecoder
+from rayllm.parallel.meeting import Place
+from rayllm.parallel.ranks import Ranks
 from rayllm.structured.grammar import Vocabulary
 from rayllm.structured.store import Grammars
 from rayllm.worker.batch import Batch, StepInputs
@@ -35,19 +40,21 @@ SLICE = 128
 class Worker:
     """Carries out steps, in order, all on the thread that made it."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Load the model.
+    def __init__(self, config: EngineConfig, place: Place | None = None) -> None:
+        """Load the model, or the share of it that belongs to `place`.
 
         Raises:
             ModelError: its files cannot be used.
             ConfigError: a logits processor cannot be loaded, there cannot be a folder for profiles, or cascade
                 attention needs kernels that cannot be had here.
         """
-        self._config = config
+        place = place or Place()
+        self._config, self._ranks, self._pipeline = config, place.ranks, place.pipeline
+        self._leads = self._ranks.last and self._ranks.tensor.rank == 0
         torch.set_num_threads(thread_count(config))
         self._device = torch.device(config.device)
         self._processors = load_processors(config.logits_processors, config.model)
-        self._model = build_model(config, self._device)
+        self._model = build_model(config, self._device, self._ranks)
         self.grammars = Grammars(
             config.structured, config.model.eos_token_ids, lambda: Vocabulary.load(config.tokenizer, config.model)
         )
@@ -58,7 +65,7 @@ class Worker:
                 vocab_size=config.model.vocab_size, end_tokens=config.model.eos_token_ids,
                 edits_all=bool(used_by_all(self._processors)), groups=config.kv_layout.width,
                 cascade_groups=config.kv_layout.width - config.kv_layout.sliding if config.cascade_attention else 0,
-                follow=self.grammars.follow,
+                follow=self.grammars.follow if self._leads else lambda sampling: None,
             )  # fmt: skip
         except MemoryError as error:
             rows, tokens = config.max_num_seqs, config.max_model_len
@@ -103,38 +110,63 @@ class Worker:
         """End the threads that compile grammars."""
         self.grammars.shutdown()
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step and append the sampled tokens to their rows."""
+    def note_sampled(self, rows: list[int], token_ids: list[int]) -> None:
+        """Append tokens that the last stage sampled to their rows, on a stage before it."""
+        if rows and not self._ranks.last:
+            self._batch.append(np.array(rows), token_ids)
+
+    def execute(self, plan: StepPlan) -> StepResult | None:
+        """Run one step and append the sampled tokens to their rows. None on ranks that do not choose tokens."""
         if self._profile is None:
             return self._execute(plan)
         return self._profile.step(sum(plan.counts), lambda: self._execute(plan))
 
     @torch.inference_mode()
-    def _execute(self, plan: StepPlan) -> StepResult:
+    def _execute(self, plan: StepPlan) -> StepResult | None:
         began = time.perf_counter()
         self._batch.apply(plan)
         inputs = self._batch.inputs(plan, self._device)
         ready = time.perf_counter()
-        hidden_TD = self._model(inputs.token_ids, inputs.positions, inputs.attention, self._caches, inputs.embedded)
+        incoming_TD = None
+        if self._pipeline is not None and not self._ranks.first:
+            incoming_TD = self._pipeline.receive(len(inputs.token_ids), self._model.spec.hidden_size)
+        hidden_TD = self._model(
+            inputs.token_ids, inputs.positions, inputs.attention, self._caches, inputs.embedded, incoming_TD
+        )
         model_s = time.perf_counter() - ready
+        if self._pipeline is not None and not self._ranks.last:
+            self._pipeline.send(hidden_TD)
+            self._batch.advance(inputs)
+            return None
         prompt = self._prompt_logprobs(inputs, hidden_TD)
         self._batch.advance(inputs)
         cascade = inputs.attention.shared is not None
-        if not len(inputs.sampled_rows):
-            return StepResult([], [], {}, prompt, times=(model_s, time.perf_counter() - began), cascade=cascade)
-        every = len(inputs.sampled_rows) == len(hidden_TD)
-        hidden_RD = hidden_TD if every else hidden_TD[inputs.sampled_positions]
-        if self._batch.all_plain(inputs.sampled_rows):
-            sampled = Sampled(self._model.likeliest(hidden_RD).tolist())
-        else:
-            sampled = self._sampler.sample(self._model.logits(hidden_RD), self._batch.sample_ask(inputs.sampled_rows))
-        self._batch.append(inputs.sampled_rows, sampled.token_ids)
+        sampled = Sampled([])
+        if len(inputs.sampled_rows):
+            every = len(inputs.sampled_rows) == len(hidden_TD)
+            sampled = self._sample(inputs.sampled_rows, hidden_TD if every else hidden_TD[inputs.sampled_positions])
+            self._batch.append(inputs.sampled_rows, sampled.token_ids)
+        if not self._leads:
+            return None
         rows: list[int] = inputs.sampled_rows.tolist()
         return StepResult(
             rows, sampled.token_ids, {rows[i]: entry for i, entry in sampled.logprobs.items()}, prompt,
             {rows[i]: why for i, why in sampled.failed.items()}, (model_s, time.perf_counter() - began),
             cascade,
         )  # fmt: skip
+
+    def _sample(self, rows: npt.NDArray[np.int64], hidden_RD: torch.Tensor) -> Sampled:
+        """Choose tokens, the same on all ranks: the likeliest by themselves, others as the first rank has it."""
+        if self._batch.all_plain(rows):
+            return Sampled(self._model.likeliest(hidden_RD).tolist())
+        logits_RV = self._model.logits(hidden_RD)
+        sampled = Sampled([])
+        if self._leads:
+            sampled = self._sampler.sample(logits_RV, self._batch.sample_ask(rows))
+        if self._ranks.tensor.size > 1:
+            chosen = sampled.token_ids if self._leads else [0] * len(rows)
+            sampled.token_ids = self._ranks.tensor.broadcast(torch.tensor(chosen)).tolist()
+        return sampled
 
     def _prompt_logprobs(self, inputs: StepInputs, hidden_TD: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
         """Log-probabilities of the prompt tokens that follow those computed in this step, where asked for."""
@@ -145,6 +177,8 @@ class Worker:
                 tokens = ask.next_tokens[begin : begin + SLICE]
                 at = ask.offset + begin
                 logits = self._model.logits(hidden_TD[at : at + len(tokens)])
+                if not self._leads:
+                    continue
                 wanted = None
                 if self._sampler.processed:
                     wanted = self._batch.prompt_ask(ask.row, ask.position + begin, len(tokens))
@@ -156,26 +190,29 @@ class Worker:
 Model = Decoder | CompiledDecoder | TransformersDecoder
 
 
-def build_model(config: EngineConfig, device: torch.device) -> Model:
-    """Load the model in the fastest form that this device has.
+def build_model(config: EngineConfig, device: torch.device, place: Ranks | None = None) -> Model:
+    """Load the model, or the share of it that belongs to `place`, in the fastest form that this device has.
 
     Raises:
         ModelError: its files cannot be used.
-        ConfigError: cascade attention needs kernels that cannot be had here.
+        ConfigError: cascade attention needs kernels that cannot be had here, or the model cannot be divided so.
     """
+    place = place or Ranks()
     norms = config.op_priority["rms_norm"]
     wanted = config.attention_backend != "torch" and norms[0] == "native"
     compiled = device.type == "cpu" and wanted and library() is not None
+    if config.model_impl != "transformers":
+        compiled = compiled and can_divide(spec_of(config.model), place.tensor.size)
     if config.cascade_attention and not compiled:
         raise ConfigError(
             "--no-disable-cascade-attn", "needs the compiled CPU kernels", "install g++, or leave the option out"
         )
     if config.model_impl == "transformers":
-        return _build_transformers(config, device, compiled)
+        return _build_transformers(config, device, place, compiled)
     log.info("model implementation: rayllm's own, for %s", config.model.architecture)
     first = {"rms_norm": norms, "add_rms_norm": norms}
     decoder = load_model(
-        config.model, DTYPES[config.dtype], device, weights=config.weights,
+        config.model, DTYPES[config.dtype], device, place, weights=config.weights,
         max_model_len=config.max_model_len, keeps=KEPT_KINDS if compiled else frozenset(),
         seed=config.seed, layout=config.kv_layout, kv_cache=config.kv_cache, first=first,
     )  # fmt: skip
@@ -191,7 +228,15 @@ def build_model(config: EngineConfig, device: torch.device) -> Model:
     return CompiledDecoder(decoder, thread_count(config), config.max_num_batched_tokens)
 
 
-def _build_transformers(config: EngineConfig, device: torch.device, compiled: bool) -> TransformersDecoder:
+def _build_transformers(
+    config: EngineConfig, device: torch.device, place: Ranks, compiled: bool
+) -> TransformersDecoder:
+    if not place.alone:
+        option = "--tensor-parallel-size" if place.tensor.size > 1 else "--pipeline-parallel-size"
+        raise ConfigError(
+            option, f"{config.model.architecture} runs by the code of transformers, which is not divided",
+            "leave it at 1, and use --data-parallel-size",
+        )  # fmt: skip
     from rayllm.model.transformers_loader import load_transformers  # loads transformers, which takes seconds
 
     model = load_transformers(config, DTYPES[config.dtype], device, thread_count(config), compiled)

@@ -47,7 +47,7 @@ def test_help_tells_of_every_option(capsys):
         (["serve", "/no/such/model"], "/no/such/model"),
         (["serve", "m", "--prt", "1"], "--prt: is not an option; did you mean --port"),
         (["serve", "m", "--lora-dtype", "float16"], "--lora-dtype: is not supported yet"),
-        (["serve", "m", "-tp", "2"], "--tensor-parallel-size"),
+        (["serve", "m", "-dcp", "2"], "--decode-context-parallel-size: is not supported yet"),
         (["serve", "m", "--block-size", "0"], "--block-size: 0 is below 1"),
     ],
 )

@@ -24,6 +24,7 @@ VISION = (
     """--limit-mm-per-prompt {"image":10,"video":2}"""
 )
 RUN = (
+    BIG,
     "--api-key sk-your-strong-random-key-here",
     '--allowed-origins ["https://your-frontend-domain.com"]',
     "--enable-chunked-prefill --max-num-batched-tokens 32768",
@@ -37,8 +38,7 @@ RUN = (
     "--ssl-keyfile KEY --ssl-certfile CERTIFICATE",
 )
 REFUSED = {
-    BIG: "--tensor-parallel-size: is not supported yet; ",
-    VISION: "--tensor-parallel-size: is not supported yet; ",
+    VISION: "--limit-mm-per-prompt: is not supported yet; ",
     "--kv-offloading-size 10 --kv-offloading-backend native": "--kv-offloading-size: is not supported yet; ",
 }
 
@@ -53,7 +53,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def parsed(folder: Path, command: str) -> Values:
-    (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 32768}))
     return parse_arguments([str(folder), *command.split()], registry())
 
 

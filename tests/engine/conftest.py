@@ -83,7 +83,7 @@ def bench() -> Iterator[Callable[..., Bench]]:
     for one in made:
         if one.engine.dead is None:
             one.wait(lambda one=one: not one.engine._requests)
-            while one.engine._sent or one.engine._open:
+            while one.engine._sent or one.engine._inbox.open:
                 pass
             one.engine.check()
         one.engine.shutdown()

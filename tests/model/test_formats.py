@@ -19,6 +19,7 @@ from rayllm.config.files import read_files
 from rayllm.config.hardware import Hardware
 from rayllm.config.load import load
 from rayllm.config.model_facts import read_model_facts
+from rayllm.config.parallel import ParallelSettings
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
 from rayllm.config.resolve import resolve_engine
@@ -28,6 +29,7 @@ from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model
 from rayllm.model.sharded_state import Share, save_sharded_state
 from rayllm.model.sharded_state import main as write_sharded_state
+from rayllm.parallel.ranks import Ranks
 from tests.model.gguf_writer import write_gguf
 from tests.model.runner import all_logits, greedy
 from tests.models import make_tiny
@@ -141,10 +143,10 @@ def test_sharded_state_of_two_ranks(folder: Path, tmp_path: Path) -> None:
     engine = resolve_engine(
         parse_arguments([str(folder)], registry()), read_model_facts(str(folder)), Hardware(cpus=1, memory=2**30)
     )
-    written = save_sharded_state(replace(engine, tensor_parallel_size=2), tmp_path)
+    written = save_sharded_state(replace(engine, parallel=ParallelSettings(tensor=2)), tmp_path)
     assert [file.name for file in written] == [f"model-rank-{rank}-part-0.safetensors" for rank in (0, 1)]
     for rank in (0, 1):
-        share, kind = Share(rank, 2), WeightsConfig(format="sharded_state")
+        share, kind = Ranks(Share(rank, 2)), WeightsConfig(format="sharded_state")
         loads = [
             load_model(read_model_facts(str(path)), torch.float32, torch.device("cpu"), share, weights)
             for path, weights in ((folder, None), (tmp_path, kind))

@@ -10,6 +10,7 @@ from rayllm.model.layers import Placement
 from rayllm.model.moe import Experts, Held, route
 from rayllm.model.spec import MoeSpec
 from rayllm.parallel.group import SingleGroup
+from rayllm.parallel.ranks import Ranks
 from rayllm_kernels import REFERENCE
 
 
@@ -67,7 +68,7 @@ class Some:
 
 
 def test_ranks_with_lists_of_experts_add_up() -> None:
-    place = Placement(REFERENCE, torch.float32, torch.device("cpu"), SingleGroup())
+    place = Placement(REFERENCE, torch.float32, torch.device("cpu"))
     whole = Experts(place, spec(5, 3), 8)
     generator = torch.Generator().manual_seed(0)
     for parameter in whole.parameters():
@@ -81,3 +82,68 @@ def test_ranks_with_lists_of_experts_add_up() -> None:
         part.down.copy_(whole.down[logical])
         total += part(x, ids, weights)
     torch.testing.assert_close(total, whole(x, ids, weights))
+
+
+class Counted:
+    """A stored tensor that counts the numbers read of it."""
+
+    kind, file = "F32", "model.safetensors"
+
+    def __init__(self, name: str, tensor: Tensor, read: list[int]) -> None:
+        self.name, self.shape, self._tensor, self._read = name, tuple(tensor.shape), tensor, read
+
+    def read_stored(self, rows: slice) -> Tensor:
+        raise AssertionError
+
+    def read(self, rows: slice, columns: slice | None = None) -> Tensor:
+        part = self._tensor[rows] if columns is None else self._tensor[rows, columns]
+        self._read.append(part.numel())
+        return part
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_rank_reads_only_its_experts(stacked: bool) -> None:
+    """From a tensor for each expert, or from one for all; what they hold lies where `experts` expects it."""
+    place = Placement(REFERENCE, torch.float32, torch.device("cpu"))
+    experts = Experts(place, spec(4, 1), 8, Held([2, 0, 2], Some([2, 0])))
+    gate, up, down = torch.randn(4, 6, 8), torch.randn(4, 6, 8), torch.randn(4, 8, 6)
+    read: list[int] = []
+    if stacked:
+        both = torch.stack((gate, up), dim=2).view(4, 12, 8).mT
+        for parts, tensor in ((("gate_up",), both), (("down",), down.mT)):
+            assert experts.stored_shape("weight", parts) == tuple(tensor.shape)
+            experts.fill("weight", parts, Counted(parts[0], tensor, read))
+    else:
+        for name, tensors in (("gate", gate), ("up", up), ("down", down)):
+            for number, tensor in enumerate(tensors):
+                assert experts.expert(number).stored_shape("weight", (name,)) == tuple(tensor.shape)
+                experts.expert(number).fill("weight", (name,), Counted(name, tensor, read))
+    assert torch.equal(experts.gate_up, torch.cat((gate, up), dim=1)[[2, 0, 2]])
+    assert torch.equal(experts.down, down[[2, 0, 2]])
+    assert sum(read) == 3 * (6 * 8 * 3)
+
+
+class Share(SingleGroup):
+    """One rank of several, whose sums the test makes."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def test_ranks_divide_the_inner_width_of_each_expert() -> None:
+    """And add the biases of what comes out once."""
+    described = spec(3, 2, bias=True, activation="clamped")
+    stored = {
+        ("weight", ("gate", "up")): torch.randn(3, 12, 8), ("bias", ("gate", "up")): torch.randn(3, 12),
+        ("weight", ("down",)): torch.randn(3, 8, 6), ("bias", ("down",)): torch.randn(3, 8),
+    }  # fmt: skip
+    x, ids, weights = torch.randn(7, 8), torch.randint(3, (7, 2)), torch.rand(7, 2)
+
+    def outputs(group: SingleGroup) -> Tensor:
+        experts = Experts(Placement(REFERENCE, torch.float32, torch.device("cpu"), Ranks(group)), described, 8)
+        for (kind, parts), tensors in stored.items():
+            for number, tensor in enumerate(tensors):
+                experts.expert(number).fill(kind, parts, Counted(kind, tensor, []))
+        return experts(x, ids, weights)
+
+    torch.testing.assert_close(sum(outputs(Share(rank, 3)) for rank in range(3)), outputs(SingleGroup()))

@@ -12,6 +12,7 @@ from rayllm.config.model_facts import read_model_facts
 from rayllm.errors import ConfigError
 from rayllm.model.loader import load_model
 from rayllm.parallel.group import Group, SingleGroup, TorchGroup
+from rayllm.parallel.ranks import Ranks
 from tests.model.runner import all_logits
 from tests.model.test_families import tokens_of
 from tests.models import make_tiny
@@ -62,7 +63,7 @@ def _sharded(group: Group, folder: Path) -> None:
     for name in MODELS:
         facts, prompt = read_model_facts(str(folder / name)), tokens_of(1, 20)
         whole = load_model(facts, torch.float32, torch.device("cpu"))
-        part = load_model(facts, torch.float32, torch.device("cpu"), group)
+        part = load_model(facts, torch.float32, torch.device("cpu"), Ranks(group))
         assert part.layers[0].attention.qkv.weight.numel() < whole.layers[0].attention.qkv.weight.numel()
         assert sum(p.numel() for p in part.parameters()) < 0.65 * sum(p.numel() for p in whole.parameters())
         torch.testing.assert_close(
@@ -88,15 +89,15 @@ class Pretended:
 
 def test_ranks_that_cannot_divide(tmp_path: Path) -> None:
     facts = read_model_facts(str(make_tiny("llama_odd_heads", tmp_path)))
-    with pytest.raises(ConfigError, match="tensor-parallel-size: 2 ranks cannot divide 3 heads"):
-        load_model(facts, torch.float32, torch.device("cpu"), Pretended(0, 2))
+    with pytest.raises(ConfigError, match="tensor-parallel-size: 4 ranks cannot divide 3 query heads"):
+        load_model(facts, torch.float32, torch.device("cpu"), Ranks(Pretended(0, 4)))
 
 
 def test_shards_join_to_the_whole(tmp_path: Path) -> None:
     """Every row and column of every matrix is on exactly one rank."""
     facts = read_model_facts(str(make_tiny("llama", tmp_path)))
     whole = load_model(facts, torch.float32, torch.device("cpu"))
-    parts = [load_model(facts, torch.float32, torch.device("cpu"), Pretended(rank, 2)) for rank in range(2)]
+    parts = [load_model(facts, torch.float32, torch.device("cpu"), Ranks(Pretended(rank, 2))) for rank in range(2)]
     layer, shares = whole.layers[1], [part.layers[1] for part in parts]
     assert torch.equal(torch.cat([s.mlp.down.weight for s in shares], dim=1), layer.mlp.down.weight)
     split = [share.attention.qkv.weight.split([24, 8, 8]) for share in shares]

@@ -10,8 +10,8 @@ from fastapi import FastAPI
 
 from rayllm.config.serve import HttpSettings
 from rayllm.errors import ConfigError
+from rayllm.logs import hide_paths
 from rayllm.serving.http_server import HttpServer, bind, url_of
-from rayllm.serving.logs import hide_paths
 
 from ..launch import free_port
 from ..options import serve_settings

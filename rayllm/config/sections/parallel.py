@@ -6,11 +6,10 @@ PARALLEL = (
     Option(
         name="distributed-executor-backend",
         kind=Kind.ENUM,
-        state=State.PLANNED,
         choices=("external_launcher", "mp", "ray", "uni"),
-        honoured=("uni",),
-        cure="leave it out",
-        help="What runs an engine's workers.",
+        help="What runs an engine's workers: uni (one, in the engine's process), mp (processes of this machine), ray "
+        "(actors in a placement group), external_launcher (processes that torchrun started, each with an LLM). Unset: "
+        "uni for one worker, ray on Ray Serve, mp in an LLM.",
     ),
     Option(
         name="pipeline-parallel-size",
@@ -18,20 +17,17 @@ PARALLEL = (
         default=1,
         aliases=("-pp",),
         minimum=1,
-        state=State.PLANNED,
         help="Groups of layers, one after the other.",
     ),
     Option(
         name="master-addr",
         kind=Kind.STR,
-        state=State.PLANNED,
         default="127.0.0.1",
         help="Address where the nodes of one engine meet.",
     ),
     Option(
         name="master-port",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=29501,
         minimum=1,
         maximum=65535,
@@ -40,7 +36,6 @@ PARALLEL = (
     Option(
         name="nnodes",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=1,
         aliases=("-n",),
         minimum=1,
@@ -49,7 +44,6 @@ PARALLEL = (
     Option(
         name="node-rank",
         kind=Kind.INT,
-        state=State.PLANNED,
         default=0,
         aliases=("-r",),
         minimum=0,
@@ -58,23 +52,19 @@ PARALLEL = (
     Option(
         name="distributed-timeout-seconds",
         kind=Kind.INT,
-        state=State.PLANNED,
         unit="seconds",
         minimum=1,
         help="How long workers wait for one another.",
     ),
-    Option(name="numa-bind", kind=Kind.BOOL, state=State.PLANNED, default=False, help="Bind workers to NUMA nodes."),
-    Option(
-        name="numa-bind-nodes", kind=Kind.LIST, state=State.PLANNED, integers=True, help="NUMA node of each worker."
-    ),
-    Option(name="numa-bind-cpus", kind=Kind.LIST, state=State.PLANNED, help="CPUs of each worker, such as 0-3."),
+    Option(name="numa-bind", kind=Kind.BOOL, default=False, help="Bind workers to NUMA nodes, by numactl."),
+    Option(name="numa-bind-nodes", kind=Kind.LIST, integers=True, help="NUMA node of each worker."),
+    Option(name="numa-bind-cpus", kind=Kind.LIST, help="CPUs of each worker, such as 0-3 or 0,2,4-7."),
     Option(
         name="tensor-parallel-size",
         kind=Kind.INT,
         default=1,
         aliases=("-tp",),
         minimum=1,
-        state=State.PLANNED,
         help="Workers that share each layer.",
     ),
     Option(
@@ -313,7 +303,6 @@ PARALLEL = (
     Option(
         name="max-parallel-loading-workers",
         kind=Kind.INT,
-        state=State.PLANNED,
         minimum=1,
         help="Workers that load weights at the same time.",
     ),

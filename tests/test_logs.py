@@ -8,10 +8,9 @@ import pytest
 
 from rayllm.config.serve import LogSettings
 from rayllm.errors import ConfigError
+from rayllm.logs import configure_logging
 from rayllm.serving.http_server import HttpServer, bind, url_of
-from rayllm.serving.logs import configure_logging
-
-from ..options import serve_settings
+from tests.options import serve_settings
 
 NAMES = ("rayllm", "rayllm_kernels", "uvicorn", "uvicorn.error", "uvicorn.access")
 
