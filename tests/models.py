@@ -107,8 +107,7 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
-    "mixtral": ("Mixtral", {"num_local_experts": 4}),
-    "mixtral_window": ("Mixtral", {"num_local_experts": 5, "sliding_window": 7, "intermediate_size": 36}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "intermediate_size": 36}),
     "qwen2_moe": (
         "Qwen2Moe",
         {
@@ -123,12 +122,12 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1], "head_dim": 16,
         },
     ),
-    "gpt_oss": ("GptOss", {**_rope("default"), "head_dim": 16, "num_local_experts": 4, "sliding_window": 6}),
-    "gpt_oss_yarn": (
+    "gpt_oss": (
         "GptOss",
         {
             **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False), "head_dim": 16,
             "num_local_experts": 6, "num_experts_per_tok": 2, "swiglu_limit": 0.8, "intermediate_size": 36,
+            "sliding_window": 6,
         },
     ),
     "glm4_moe": (
@@ -173,6 +172,9 @@ def make_tiny(name: str, folder: Path, shard_bytes: str = "50GB", **changes: Any
                 parameter.normal_(std=0.2)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
     model.save_pretrained(folder, max_shard_size=shard_bytes)
     return folder
 
