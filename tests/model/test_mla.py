@@ -22,7 +22,7 @@ from rayllm.model.families import spec_of
 from rayllm.model.sharded_state import main as write_sharded_state
 from rayllm_kernels.native.library import library
 from tests.model.runner import Runner, Sequence, all_logits
-from tests.models import VOCAB
+from tests.models import VOCAB, make_tiny
 
 Tiny, Load = Callable[[str], Path], Callable[..., Decoder]
 needs_kernels = pytest.mark.skipif(library() is None, reason="no C++ compiler here")
@@ -84,8 +84,9 @@ def test_same_bits_alone_and_in_any_batch(tiny: Tiny, load: Load, name: str, dty
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_weights_are_nearer_to_float32_than_plain_ones(tiny: Tiny, load: Load, dtype: torch.dtype) -> None:
-    tokens, path = random_tokens(40), tiny("deepseek2")
+def test_narrow_weights_are_nearer_to_float32_than_plain_ones(tmp_path: Path, load: Load, dtype: torch.dtype) -> None:
+    """Without experts, of which the least difference may choose others."""
+    tokens, path = random_tokens(40), make_tiny("deepseek2", tmp_path, first_k_dense_replace=3)
     exact, plain = all_logits(load(path), tokens), all_logits(load(path, dtype), tokens)
     got = all_logits(CompiledDecoder(load(path, dtype), 2, 64), tokens)
     assert (got - exact).abs().mean() < (plain - exact).abs().mean() * 1.05
