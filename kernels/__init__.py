@@ -5,6 +5,9 @@ the contract. Faster versions are registered in `table`, and all are tested agai
 """
 
 from rayllm_kernels.batch import AttentionBatch, SharedPrefix
+from rayllm_kernels.experts import ExpertWeights
 from rayllm_kernels.table import REFERENCE, Needs, Ops, choose, explain, select
 
-__all__ = ["REFERENCE", "AttentionBatch", "Needs", "Ops", "SharedPrefix", "choose", "explain", "select"]
+__all__ = [
+    "REFERENCE", "AttentionBatch", "ExpertWeights", "Needs", "Ops", "SharedPrefix", "choose", "explain", "select",
+]  # fmt: skip

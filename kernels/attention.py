@@ -1,7 +1,10 @@
 """The paged KV cache of one layer and attention over it, in plain torch. Docstrings are the contracts of all versions.
 
+Latent attention has a cache of its own form: a vector for each token, which is the key of all heads, and whose last
+entries are the value of all heads (DeepSeek-AI, 2024).
+
 Letters of shapes: T tokens, B requests, N query heads, G key/value heads, R = N / G, H head size, L cache tokens,
-K blocks, S tokens of a block.
+K blocks, S tokens of a block, C size of a cached vector of latent attention.
 """
 
 from dataclasses import dataclass
@@ -32,7 +35,11 @@ def write_kv(
     divided first, where the dtype has scales of a layer; `None` is 1.
     """
     for part, x_TGH, scale in zip(cache, (k_TGH, v_TGH), _each(scales_2), strict=True):
-        _bytes(part.flatten(0, 1)).index_copy_(0, slot_mapping_T, _bytes(narrowed(x_TGH, cache.dtype, scale)))
+        _store(x_TGH, part, slot_mapping_T, scale)
+
+
+def _store(x_TGH: Tensor, part: Tensor, slot_mapping_T: Tensor, scale: Tensor | None) -> None:
+    _bytes(part.flatten(0, 1)).index_copy_(0, slot_mapping_T, _bytes(narrowed(x_TGH, part.dtype, scale)))
 
 
 def _each(scales_2: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -65,9 +72,39 @@ def paged_attention(
     Scores and sums are float32. A row's result depends on no other row, but for rounding.
     """
     sinks_GR = None if sinks_N is None else sinks_N.float().view(cache.shape[3], -1)
-    softmax = _Softmax(scale, soft_cap, sinks_GR)
-    stored = _Stored(cache, scales_2)
-    out_TNH = torch.empty_like(q_TNH)
+    return _attend(q_TNH, _Stored(cache, scales_2), batch, _Softmax(scale, soft_cap, sinks_GR), window)
+
+
+def latent_cache_shape(
+    num_blocks: int, block_size: int, size: int, dtype: torch.dtype = torch.float32
+) -> tuple[int, ...]:
+    """Shape of one layer's cache of `dtype` for latent attention, of vectors of `size`."""
+    return (num_blocks, block_size, 1, entries(size, dtype))
+
+
+def write_latent(x_TC: Tensor, cache: Tensor, slot_mapping_T: Tensor, scales_2: Tensor | None = None) -> None:
+    """Store the vectors of the step's tokens at their slots, as `write_kv` stores keys: by the first of the scales."""
+    _store(x_TC.unsqueeze(1), cache, slot_mapping_T, _each(scales_2)[0])
+
+
+def latent_attention(
+    q_TNC: Tensor,
+    cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    value_size: int,
+    scales_2: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of each token over the vectors of its request, (T, N, `value_size`) in the dtype of q.
+
+    Scores are q @ vector * scale; values are the last `value_size` entries of the same vectors. All else is as
+    `paged_attention` has it.
+    """
+    return _attend(q_TNC, _Latent(cache, scales_2, value_size), batch, _Softmax(scale, None, None), None)
+
+
+def _attend(q_TNH: Tensor, stored: "_Stored", batch: AttentionBatch, softmax: "_Softmax", window: int | None) -> Tensor:
+    out_TNH = q_TNH.new_empty(*q_TNH.shape[:2], stored.value_size or q_TNH.shape[2])
     for group in batch.singles:
         out_TNH[group.tokens] = _attend_singles(q_TNH, stored, batch, group, softmax, window)
     for row in batch.longer:
@@ -81,6 +118,18 @@ class _Stored:
 
     cache: Tensor
     scales_2: Tensor | None
+    value_size: int = 0
+    """Entries of a value, if these are not as many as a key's."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.cache.shape[-3]
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads."""
+        return self.cache.shape[-2]
 
     def blocks(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of blocks, float32, in the shape of `blocks` and then (S, G, H)."""
@@ -89,6 +138,16 @@ class _Stored:
             for part, scale in zip(self.cache, _each(self.scales_2), strict=True)
         )
         return keys, values
+
+
+@dataclass(frozen=True, slots=True)
+class _Latent(_Stored):
+    """A cache of latent attention."""
+
+    def blocks(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """See `_Stored`."""
+        keys = widened(_bytes(self.cache)[blocks].view(self.cache.dtype), _each(self.scales_2)[0])
+        return keys, keys[..., -self.value_size :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +180,7 @@ def _attend_singles(
     window: int | None,
 ) -> Tensor:
     """Attention of requests with one query each, padded to the longest: (B, N, H)."""
-    block_size, kv_heads = stored.cache.shape[2:4]
-    head_size = q_TNH.shape[-1]
+    block_size, kv_heads = stored.block_size, stored.kv_heads
     seq_lens_B1 = batch.seq_lens[group.rows].unsqueeze(1).long()
     num_blocks = -(-group.max_seq_len // block_size)
     columns_1K = torch.arange(num_blocks, device=q_TNH.device).unsqueeze(0)
@@ -144,7 +202,7 @@ def _attend_singles(
     scores_BGRL = torch.einsum("bgrh,blgh->bgrl", q_BGRH, keys_BLGH)
     weights_BGRL = softmax.weights(scores_BGRL.unsqueeze(3), hidden_BL[:, None, None, None]).squeeze(3)
     out_BGRH = torch.einsum("bgrl,blgh->bgrh", weights_BGRL, values_BLGH)
-    return out_BGRH.reshape(len(table_BK), -1, head_size).to(q_TNH.dtype)
+    return out_BGRH.flatten(1, 2).to(q_TNH.dtype)
 
 
 def _attend_one(
@@ -157,7 +215,7 @@ def _attend_one(
     out_TNH: Tensor,
 ) -> None:
     """Attention of one request with several queries, written to its rows of `out_TNH`."""
-    block_size, kv_heads = stored.cache.shape[2:4]
+    block_size, kv_heads = stored.block_size, stored.kv_heads
     first, last = int(batch.query_start_host[row]), int(batch.query_start_host[row + 1])
     seq_len = int(batch.seq_lens_host[row])
     shift = seq_len - last  # position of a token = its place in the step + shift

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels import attention, reference
+from rayllm_kernels import experts as moe
 
 PLATFORMS = ("cpu", "cuda", "native")
 """`native` is the compiled CPU kernels one at a time; a decoder runs them as a program, if all of them are wanted."""
@@ -30,16 +31,21 @@ class Ops:
     gelu_tanh_and_mul: Callable[[Tensor], Tensor] = reference.gelu_tanh_and_mul
     linear: Callable[..., Tensor] = reference.linear
     embedding: Callable[[Tensor, Tensor], Tensor] = reference.embedding
+    experts: Callable[..., Tensor] = moe.experts
     kv_cache_shape: Callable[..., tuple[int, ...]] = attention.kv_cache_shape
     write_kv: Callable[..., None] = attention.write_kv
     paged_attention: Callable[..., Tensor] = attention.paged_attention
+    latent_cache_shape: Callable[..., tuple[int, ...]] = attention.latent_cache_shape
+    write_latent: Callable[..., None] = attention.write_latent
+    latent_attention: Callable[..., Tensor] = attention.latent_attention
 
 
 REFERENCE = Ops()
 ALL = tuple(field.name for field in fields(Ops))
 ROWS = ("rms_norm", "add_rms_norm", "rotary", "silu_and_mul", "gelu_tanh_and_mul")
 CACHE = ("kv_cache_shape", "write_kv", "paged_attention")
-"""These share the cache's layout, so they come from one implementation."""
+LATENT = ("latent_cache_shape", "write_latent", "latent_attention")
+"""These share the cache's layout, so they come from one implementation; and so do these."""
 TRITON_TRIED = False
 """Interpreted they pass the tests, and they compile, but no GPU has run them: none was at hand. Set it when one has."""
 FLASH_TRIED = False
@@ -74,7 +80,8 @@ class Implementation:
 
     def __post_init__(self) -> None:
         assert set(self.operations) <= set(ALL), self.operations
-        assert set(CACHE) <= set(self.operations) or not set(CACHE) & set(self.operations), self.operations
+        for together in (CACHE, LATENT):
+            assert len(set(together) & set(self.operations)) in (0, len(together)), self.operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +108,7 @@ def implementations() -> tuple[Implementation, ...]:
             name="native", operations=ALL, platforms=("native",), priority=10, load=_native, why_not=_not_native,
         ),
         Implementation(
-            name="triton", operations=(*ROWS, *CACHE), platforms=("cuda",), priority=10, load=_triton,
+            name="triton", operations=(*ROWS, *CACHE, "experts"), platforms=("cuda",), priority=10, load=_triton,
             why_not=_not_triton,
         ),
         Implementation(

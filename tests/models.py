@@ -28,6 +28,17 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 6}
+_MLA = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+_GROUPED = {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
 
 
 def _rope(kind: str, **values: Any) -> dict[str, Any]:
@@ -72,6 +83,20 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {}),
+    "deepseek2_lite": ("DeepseekV2", {**_MLA, "q_lora_rank": None, "n_routed_experts": 6}),
+    "deepseek2": (
+        "DeepseekV2",
+        {
+            **_MLA,
+            **_GROUPED,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=0.9),
+            "topk_method": "group_limited_greedy",
+            "q_lora_rank": 28,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "deepseek3": ("DeepseekV3", {**_MLA, **_GROUPED, "q_lora_rank": 28}),
     "granite": (
         "Granite",
         {
@@ -82,7 +107,37 @@ TINY: Mapping[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
-}
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "intermediate_size": 36}),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 48,
+        },
+    ),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 24, "norm_topk_prob": True,
+            "mlp_only_layers": [1], "head_dim": 16,
+        },
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=64, truncate=False), "head_dim": 16,
+            "num_local_experts": 6, "num_experts_per_tok": 2, "swiglu_limit": 0.8, "intermediate_size": 36,
+            "sliding_window": 6,
+        },
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "head_dim": 16,
+            "moe_intermediate_size": 24, "routed_scaling_factor": 1.7, "use_qk_norm": True, "attention_bias": True,
+        },
+    ),
+}  # fmt: skip
 """Name: transformers' class without its ending, and what its config changes."""
 
 FOREIGN: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -92,8 +147,6 @@ FOREIGN: Mapping[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {"sliding_window": 5}),
     "cohere2": ("Cohere2", {"sliding_window": 6, "logit_scale": 0.5}),
     "apertus": ("Apertus", _rope("default")),
-    "mixtral": ("Mixtral", {"num_local_experts": 4}),
-    "gpt_oss": ("GptOss", {**_rope("default"), "head_dim": 16, "num_local_experts": 4, "sliding_window": 6}),
     "mamba": ("Mamba", {"state_size": 4}),
     "bloom": ("Bloom", {"n_head": 6, "n_layer": 3}),
     "llama4": ("Llama4Text", {"num_local_experts": 2, "intermediate_size_mlp": 80}),
@@ -119,6 +172,9 @@ def make_tiny(name: str, folder: Path, shard_bytes: str = "50GB", **changes: Any
                 parameter.normal_(std=0.2)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
     model.save_pretrained(folder, max_shard_size=shard_bytes)
     return folder
 

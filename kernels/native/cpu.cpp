@@ -33,7 +33,7 @@ struct alignas(64) Scratch {
 
 // ---- products
 
-enum Epilogue { PLAIN, SILU_MUL, GELU_MUL };
+enum Epilogue { PLAIN, SILU_MUL, GELU_MUL, CLAMPED_MUL };
 
 struct Weight {
     int kind;
@@ -57,15 +57,35 @@ inline vf tanh_v(vf x) {
 }
 inline vf gelu(vf x) { return 0.5f * x * (1.0f + tanh_v(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
 
+// act(gate) * up, of a register of each: up stands a panel behind the gate, and so do their biases. For CLAMPED_MUL see
+// `experts.py`.
+inline vf gated(int epilogue, const float* at, const float* bias, float alpha = 0, float limit = 0) {
+    vf gate = load<vf>(at), up = load<vf>(at + LANES);
+    if (bias) {
+        gate += load<vf>(bias);
+        up += load<vf>(bias + LANES);
+    }
+    if (epilogue != CLAMPED_MUL) return (epilogue == SILU_MUL ? silu(gate) : gelu(gate)) * up;
+    vf most = splat(limit);
+    gate = gate < most ? gate : most;
+    up = clamp_low(up < most ? up : most, -limit);
+    return gate / (1.0f + exp_v(-clamp_low(gate * alpha, -87.0f))) * (up + 1.0f);
+}
+
 // Rows to multiply: as floats, and rounded (pairs of bfloat16, or blocks of integers) where that is what is multiplied.
 struct Rows {
     const float* x;
     long ldx;
     const void* rounded = nullptr;
     long stride = 0;  // bytes of a rounded row
+    long head = 0, head_stride = 0;  // where each head has columns of its own: floats and bytes from one to the next
     template <class T> const T* at() const { return (const T*)rounded; }
     template <class T> long ld() const { return stride / long(sizeof(T)); }
-    Rows from(long row) const { return {x + row * ldx, ldx, rounded ? (const char*)rounded + row * stride : nullptr, stride}; }
+    Rows moved(long floats, long bytes) const {
+        return {x + floats, ldx, rounded ? (const char*)rounded + bytes : nullptr, stride, head, head_stride};
+    }
+    Rows from(long row) const { return moved(row * ldx, row * stride); }
+    Rows of_head(long h) const { return moved(h * head, h * head_stride); }
 };
 
 // Where rows are rounded.
@@ -79,22 +99,25 @@ template <class F> void by_rows(Pool& pool, long rows, long cost, F&& fn) {
     });
 }
 
-// The rows as a product with `w` takes them, in `room` if they must be rounded.
-Rows prepare(Pool& pool, Room& room, const Weight& w, const float* x, long ldx, long rows) {
+// The rows as a product with `w` takes them, in `room` if they must be rounded. With a `head` step there are so many
+// heads in a row, which are multiplied apart.
+Rows prepare(Pool& pool, Room& room, const Weight& w, const float* x, long ldx, long rows, long heads = 1, long head = 0) {
     auto rounded = [&](auto block, long blocks, auto&& round) {  // round(row, blocks of it)
         typedef decltype(block) Block;
         long stride = blocks * long(sizeof(Block));
-        size_t need = size_t(rows * stride + 7) / 8;
+        size_t need = size_t(rows * heads * stride + 7) / 8;
         if (room.size() < need) room.resize(need);
-        by_rows(pool, rows, w.k, [&](long r) { round(x + r * ldx, (Block*)((char*)room.data() + r * stride)); });
-        return Rows{x, ldx, room.data(), stride};
+        by_rows(pool, rows * heads, w.k, [&](long i) {
+            round(x + i / heads * ldx + i % heads * head, (Block*)((char*)room.data() + i * stride));
+        });
+        return Rows{x, ldx, room.data(), heads * stride, head, head ? stride : 0};
     };
     if (w.kind == I16) return rounded(WordBlock(), w.blocks(), [&](const float* from, WordBlock* to) { round_row(from, w.k, to); });
     if (w.integer)
         return rounded(RoundedBlock(), w.k / ROUNDED, [&](const float* from, RoundedBlock* to) {
             for (long i = 0; i < w.k / ROUNDED; i++) round_block(from + i * ROUNDED, to[i]);
         });
-    if (BF16_DEPTH == 1 || w.kind != BF16) return {x, ldx};
+    if (BF16_DEPTH == 1 || w.kind != BF16) return {x, ldx, nullptr, 0, head};
     return rounded(uint32_t(), w.blocks(), [&](const float* from, uint32_t* to) {
         for (long i = 0; i < w.k / 2; i++) to[i] = to_bf16(from[2 * i]) | uint32_t(to_bf16(from[2 * i + 1])) << 16;
         if (w.k & 1) to[w.k / 2] = to_bf16(from[w.k - 1]);
@@ -170,7 +193,7 @@ long block_of(long rows) {
 
 // Call fn(row, rows, panel, panels, products, thread) for tiles that cover all rows and panels: products[rows][panels * 16].
 // Rows come in blocks that stay in the second-level cache while all panels pass by; 1, 2 or 4 panels at a time, of which
-// none cross a multiple of `span`.
+// none cross a multiple of `span`: the columns of one head, where each has rows of its own.
 template <class F>
 void by_tiles(Pool& pool, Scratch* scratch, const Weight& w, const Rows& x, long rows, long span, F&& fn) {
     // Few rows: more panels at once, to share the loads of x, but enough pieces for threads to end together.
@@ -183,7 +206,7 @@ void by_tiles(Pool& pool, Scratch* scratch, const Weight& w, const Rows& x, long
         long last = std::min(panel + group, begin + span);
         for (int some; panel < last; panel += some) {
             some = last - panel >= 4 ? 4 : last - panel >= 2 ? 2 : 1;
-            multiply(w, panel, some, x.from(row), count, s.acc, s);
+            multiply(w, panel, some, x.from(row).of_head(panel / span), count, s.acc, s);
             fn(row, count, panel, some, s.acc, thread);
         }
     });
@@ -209,17 +232,23 @@ void linear(Pool& pool, Scratch* scratch, const Weight& w, const float* bias, in
             for (int pair = 0; pair < panels; pair += 2) {
                 long to = (panel + pair) / 2 * LANES, n = std::min<long>(LANES, w.n / 2 - to);
                 alignas(64) float out[LANES];
-                for (int v = 0; v < NV; v++) {
-                    vf gate = load<vf>(from + pair * LANES + v * VW), up = load<vf>(from + (pair + 1) * LANES + v * VW);
-                    if (bias) {
-                        gate += load<vf>(bias + column + pair * LANES + v * VW);
-                        up += load<vf>(bias + column + (pair + 1) * LANES + v * VW);
-                    }
-                    store(out + v * VW, (epilogue == SILU_MUL ? silu(gate) : gelu(gate)) * up);
-                }
+                const float* biases = bias ? bias + column + pair * LANES : nullptr;
+                for (int v = 0; v < NV; v++)
+                    store(out + v * VW, gated(epilogue, from + pair * LANES + v * VW, biases ? biases + v * VW : nullptr));
                 memcpy(row + to, out, size_t(n) * 4);
             }
         }
+    });
+}
+
+// Of each head its own product: y[rows][h * step ..] = the h-th part of x times the h-th part of the panels, n columns.
+void head_linear(Pool& pool, Scratch* scratch, const Weight& w, long heads, long n, const Rows& x, long rows, float* y, long ldy,
+                 long step) {
+    long span = w.panels() / heads;
+    by_tiles(pool, scratch, w, x, rows, span, [&](long first, long count, long panel, int panels, const float* products, int) {
+        long column = panel % span * LANES, columns = std::min<long>(panels * LANES, n - column);
+        float* to = y + first * ldy + panel / span * step;
+        for (long r = 0; r < count; r++) put_products(products + r * panels * LANES, nullptr, column, columns, to + r * ldy);
     });
 }
 
@@ -296,7 +325,8 @@ void embed_row(const Weight& w, long token, float factor, float* y, Scratch& s) 
 
 // ---- the cache: for each block and key/value head, tiles of 16 tokens (or of a block, if that is smaller). A tile of
 // keys is a panel of depth H whose columns are tokens; a tile of values is H / 16 panels whose columns are parts of the
-// head and whose depth is tokens. Where each token of a head has a scale, these floats follow the tile.
+// head and whose depth is tokens. Where each token of a head has a scale, these floats follow the tile. Where keys hold
+// their values (latent attention), these are not stored again.
 
 enum CacheKind { E4M3 = 16, E5M2, INT8_HEADS, E4M3_HEADS };  // beside F32, BF16 and F16
 
@@ -305,18 +335,20 @@ struct Cache {
     uint8_t *keys, *values;
     const float* scales;      // of the layer's keys and its values; E4M3 and E5M2 only
     long heads, head, block;  // key/value heads; head size; tokens in a block
+    long value_in_key;        // entries of a key, the last ones, that are its value; 0: values are stored
     long tokens() const { return std::min<long>(block, LANES); }  // in a tile
     bool narrow() const { return kind >= E4M3; }           // of eight bits, with scales
     bool scaled_heads() const { return kind >= INT8_HEADS; }  // one for each token of a head
     long item() const { return narrow() ? 1 : kind == F32 ? 4 : 2; }
-    long value_panels() const { return (head + LANES - 1) / LANES; }
+    long value_head() const { return value_in_key ? value_in_key : head; }
+    long value_panels() const { return (value_head() + LANES - 1) / LANES; }
     long key_codes() const { return head * LANES * item(); }  // bytes of a tile before its scales
     long value_codes() const { return value_panels() * LANES * tokens() * item(); }
     long key_bytes() const { return key_codes() + (scaled_heads() ? LANES * 4 : 0); }
-    long value_bytes() const { return value_codes() + (scaled_heads() ? tokens() * 4 : 0); }
+    long value_bytes() const { return value_in_key ? key_bytes() : value_codes() + (scaled_heads() ? tokens() * 4 : 0); }
     long tile(long slot, long g) const { return (slot / block * heads + g) * (block / tokens()) + slot % block / tokens(); }
     uint8_t* key_tile(long slot, long g) const { return keys + tile(slot, g) * key_bytes(); }
-    uint8_t* value_tile(long slot, long g) const { return values + tile(slot, g) * value_bytes(); }
+    uint8_t* value_tile(long slot, long g) const { return (value_in_key ? keys : values) + tile(slot, g) * value_bytes(); }
 };
 
 inline void put(const Cache& c, uint8_t* tile, long row, int column, float x) {
@@ -366,15 +398,47 @@ void write_value(const Cache& c, long slot, long g, const float* v) {
     for (long h = 0; h < c.head; h++) put(c, tile, h / LANES * c.tokens() + lane, int(h % LANES), v[h]);
 }
 
-// A tile of keys as floats.
-void widen_keys(const Cache& c, const uint8_t* tile, float* to) {
-    long numbers = c.head * LANES;
+// fn(widen), where widen(h, out) gives row h of a tile of keys as 16 floats.
+template <class F> void with_keys(const Cache& c, const uint8_t* tile, F&& fn) {
+    auto stored = [&](auto row) {
+        typedef decltype(row) Row;
+        fn([&](long h, float* out) {
+            vf wide[NV];
+            Row::widen((const typename Row::type*)tile + h * LANES, wide);
+            for (int v = 0; v < NV; v++) store(out + v * VW, wide[v]);
+        });
+    };
+    if (c.kind == F32) return stored(F32Row());
+    if (c.kind == BF16) return stored(Bf16Row());
+    if (c.kind == F16) return stored(F16Row());
     vf scale[NV];
     for (int v = 0; v < NV; v++)
         scale[v] = c.scaled_heads() ? load<vf>(tile + c.key_codes() + v * VW * 4) : splat(layer_scale(c, 0));
     with_codes(c.kind, [&](auto code) {
-        for (long i = 0; i < numbers; i += LANES)
-            for (int v = 0; v < NV; v++) store(to + i + v * VW, decltype(code)::widen(tile + i + v * VW) * scale[v]);
+        typedef decltype(code) Code;
+        fn([&](long h, float* out) {
+            for (int v = 0; v < NV; v++) store(out + v * VW, Code::widen(tile + h * LANES + v * VW) * scale[v]);
+        });
+    });
+}
+
+// A tile of keys as floats.
+void widen_keys(const Cache& c, const uint8_t* tile, float* to) {
+    with_keys(c, tile, [&](auto&& widen) {
+        for (long h = 0; h < c.head; h++) widen(h, to + h * LANES);
+    });
+}
+
+// The values that a tile of keys holds, of its first tokens, as a tile of floats.
+void turn_values(const Cache& c, const uint8_t* tile, long tokens, float* to) {
+    long stride = c.tokens() * LANES;
+    with_keys(c, tile, [&](auto&& widen) {
+        alignas(64) float row[LANES];
+        for (long h = 0; h < c.value_in_key; h++) {
+            widen(c.head - c.value_in_key + h, row);
+            float* at = to + h / LANES * stride + h % LANES;
+            for (long t = 0; t < tokens; t++) at[t * LANES] = row[t];
+        }
     });
 }
 
@@ -509,7 +573,7 @@ void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0
         const uint8_t* tile = c.key_tile(slot_of(a, p.request, t), p.group);
         float* to = scores + (t - t0);
         if (t + c.tokens() < t1) fetch(c.key_tile(slot_of(a, p.request, t + c.tokens()), p.group), c.key_bytes());
-        else fetch(c.value_tile(slot_of(a, p.request, from), p.group), c.value_bytes());
+        else if (!c.value_in_key) fetch(c.value_tile(slot_of(a, p.request, from), p.group), c.value_bytes());
         if (c.narrow()) {
             widen_keys(c, tile, wide);
             rows_by_panels<F32Row, false>(qs, c.head, rows, wide, 0, 1, to, SCORES, c.head, true);
@@ -556,17 +620,18 @@ void score_split(const Attend& a, const Piece& p, long rows, long ratio, long t0
 // acc[rows][H, filled up to whole panels] = numerators times the values of the split. `room` is for a tile as floats.
 void weigh_split(const Attend& a, const Piece& p, long rows, long t0, long t1, const float* scores, float* acc, float* room) {
     const Cache& c = *a.cache;
-    long step = c.tokens(), stride = step * LANES, wide = c.value_panels() * LANES, item = c.narrow() ? 4 : c.item();
+    long step = c.tokens(), stride = step * LANES, wide = c.value_panels() * LANES;
+    bool floats = c.narrow() || c.value_in_key;
+    long item = floats ? 4 : c.item();
     long base = a.step->seq_lens[p.request] - (a.step->query_start[p.request + 1] - a.step->query_start[p.request]);
     long first = first_tile(a, base + p.first, t0);
     for (long t = first; t < t1; t += step) {
         const uint8_t* tile = c.value_tile(slot_of(a, p.request, t), p.group);
         const float* x = scores + (t - t0);
         if (t + step < t1) fetch(c.value_tile(slot_of(a, p.request, t + step), p.group), c.value_bytes());
-        if (c.narrow()) {
-            widen_values(c, tile, std::min(step, t1 - t), room);
-            tile = (const uint8_t*)room;
-        }
+        if (c.value_in_key) turn_values(c, tile, std::min(step, t1 - t), room);
+        else if (c.narrow()) widen_values(c, tile, std::min(step, t1 - t), room);
+        if (floats) tile = (const uint8_t*)room;
         for (long h = 0, panels; h < wide; h += panels * LANES) {
             panels = wide - h >= 4 * LANES ? 4 : wide - h >= 2 * LANES ? 2 : 1;
             const uint8_t* at = tile + h * step * item;
@@ -576,7 +641,7 @@ void weigh_split(const Attend& a, const Piece& p, long rows, long t0, long t1, c
                 rows_by_panels<Row, false>(x, SCORES, rows, (const typename Row::type*)at, stride, int(panels), acc + h, wide,
                                     std::min(step, t1 - t), t == first);
             };
-            if (c.narrow() || c.kind == F32) add(F32Row());
+            if (floats || c.kind == F32) add(F32Row());
             else if (c.kind == BF16) add(Bf16Row());
             else add(F16Row());
         }
@@ -615,8 +680,9 @@ void attend_piece(const Attend& a, const Piece& p, Scratch& s, float* parts) {
     long ratio = a.heads / c.heads, rows = p.count * ratio;
     long start = a.step->query_start[p.request];
     long length = a.step->seq_lens[p.request], base = length - (a.step->query_start[p.request + 1] - start);
-    long wide = c.value_panels() * LANES;
-    size_t need = size_t(rows) * size_t(SCORES + c.head + 2 * wide + 4) + size_t(c.narrow() ? wide * LANES : 0);
+    long value = c.value_head(), wide = c.value_panels() * LANES;
+    long room = c.narrow() || c.value_in_key ? std::max(c.head, wide) * LANES : 0;
+    size_t need = size_t(rows) * size_t(SCORES + c.head + 2 * wide + 4) + size_t(room);
     if (s.attention.size() < need) s.attention.resize(need);
     float* qs = s.attention.data();
     float *scores = qs + rows * c.head, *part = scores + rows * SCORES, *acc = part + rows * wide;
@@ -631,38 +697,38 @@ void attend_piece(const Attend& a, const Piece& p, Scratch& s, float* parts) {
         long t0 = p.split * SPLIT, t1 = std::min<long>(t0 + SPLIT, last);
         score_split(a, p, rows, ratio, t0, t1, qs, scores, sums, tops, tile);
         weigh_split(a, p, rows, t0, t1, scores, part, tile);
-        float* to = parts + p.part * (c.head + 2);
-        for (long r = 0; r < rows; r++, to += c.head + 2) {
+        float* to = parts + p.part * (value + 2);
+        for (long r = 0; r < rows; r++, to += value + 2) {
             to[0] = tops[r];
             to[1] = sums[r];
-            memcpy(to + 2, part + r * wide, size_t(c.head) * 4);
+            memcpy(to + 2, part + r * wide, size_t(value) * 4);
         }
         return;
     }
     std::fill(all_sums, all_sums + rows, 0.0f);
     for (long i = 0; i < p.shared / SPLIT; i++)
         for (long r = 0; r < rows; r++) {
-            const float* done = parts + (p.part + i * p.stride + r) * (c.head + 2);
-            fold(c.head, all_tops[r], all_sums[r], acc + r * wide, done[0], done[1], done + 2);
+            const float* done = parts + (p.part + i * p.stride + r) * (value + 2);
+            fold(value, all_tops[r], all_sums[r], acc + r * wide, done[0], done[1], done + 2);
         }
     for (long t0 = std::max(p.shared, lowest(a, base + p.first) / SPLIT * SPLIT); t0 < last; t0 += SPLIT) {
         long t1 = std::min<long>(t0 + SPLIT, last);
         score_split(a, p, rows, ratio, t0, t1, qs, scores, sums, tops, tile);
         weigh_split(a, p, rows, t0, t1, scores, part, tile);
         for (long r = 0; r < rows; r++)
-            fold(c.head, all_tops[r], all_sums[r], acc + r * wide, tops[r], sums[r], part + r * wide);
+            fold(value, all_tops[r], all_sums[r], acc + r * wide, tops[r], sums[r], part + r * wide);
     }
     for (long r = 0; r < rows; r++) {
         long head = p.group * ratio + r % ratio;
-        float* to = a.out + (start + p.first + r / ratio) * a.ldo + head * c.head;
-        finish(c.head, all_tops[r], all_sums[r], acc + r * wide, a.sinks ? a.sinks + head : nullptr, to);
+        float* to = a.out + (start + p.first + r / ratio) * a.ldo + head * value;
+        finish(value, all_tops[r], all_sums[r], acc + r * wide, a.sinks ? a.sinks + head : nullptr, to);
     }
 }
 
 void attention(Pool& pool, Scratch* scratch, const Attend& a, std::vector<Piece>& pieces, std::vector<float>& parts) {
     const Cache& c = *a.cache;
     const Step& step = *a.step;
-    long ratio = a.heads / c.heads;
+    long ratio = a.heads / c.heads, value = c.value_head();
     struct Join { int request, group; long first_part, splits; };
     std::vector<Join> joins;
     pieces.clear();
@@ -671,7 +737,7 @@ void attention(Pool& pool, Scratch* scratch, const Attend& a, std::vector<Piece>
     // result is the same bits.
     long sharers = a.window ? 0 : step.num_sharers, shared = sharers ? step.shared / SPLIT * SPLIT : 0;
     long stride = sharers * ratio, part = c.heads * (shared / SPLIT) * stride;
-    if (parts.size() < size_t(part * (c.head + 2))) parts.resize(size_t(part * (c.head + 2)));
+    if (parts.size() < size_t(part * (value + 2))) parts.resize(size_t(part * (value + 2)));
     for (int g = 0; g < c.heads; g++)
         for (long s = 0; s < shared / SPLIT; s++)
             for (long i = 0; i < sharers; i += per_piece)
@@ -699,36 +765,38 @@ void attention(Pool& pool, Scratch* scratch, const Attend& a, std::vector<Piece>
             for (long i = 0; i < queries; i += per_piece) pieces.push_back({b, g, i, std::min(per_piece, queries - i), -1, 0});
         }
     }
-    if (parts.size() < size_t(part * (c.head + 2))) parts.resize(size_t(part * (c.head + 2)));
+    if (parts.size() < size_t(part * (value + 2))) parts.resize(size_t(part * (value + 2)));
     // The last queries of a chunk see most: begin with them, so that no thread is left with a long one at the end.
     long total = long(pieces.size());
     pool.run(total, [&](long i, int thread) { attend_piece(a, pieces[size_t(total - 1 - i)], scratch[thread], parts.data()); });
     for (const Join& j : joins)
         for (long r = 0; r < ratio; r++) {
-            std::vector<float> acc(size_t(c.head));
+            std::vector<float> acc((size_t)value);
             float top = NEVER, sum = 0;
             for (long s = 0; s < j.splits; s++) {
-                const float* from = parts.data() + (j.first_part + s * ratio + r) * (c.head + 2);
-                fold(c.head, top, sum, acc.data(), from[0], from[1], from + 2);
+                const float* from = parts.data() + (j.first_part + s * ratio + r) * (value + 2);
+                fold(value, top, sum, acc.data(), from[0], from[1], from + 2);
             }
             long head = j.group * ratio + r;
-            float* to = a.out + step.query_start[j.request] * a.ldo + head * c.head;
-            finish(c.head, top, sum, acc.data(), a.sinks ? a.sinks + head : nullptr, to);
+            float* to = a.out + step.query_start[j.request] * a.ldo + head * value;
+            finish(value, top, sum, acc.data(), a.sinks ? a.sinks + head : nullptr, to);
         }
 }
 
 // ---- the program
 
-enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTENTION, PROJECT };
+enum Op { EMBED, NORM, ADD, ADD_NORM, LINEAR, HEAD_NORM, ROTATE_AND_STORE, ATTENTION, PROJECT, ROUTE, EXPERTS, GATE, HEAD_LINEAR };
 
 }  // namespace
+
+#include "experts.h"
 
 // An instruction. What the fields mean depends on `op`; program.py says it, beside the code that writes them.
 struct Instruction {
     int32_t op, kind, epilogue, rope;
     int32_t src, dst, other;  // buffers
     int32_t integer, cache_kind, group;
-    int64_t n, k, heads, kv_heads, head, rotated, block, window, offset;
+    int64_t n, k, heads, kv_heads, head, value_in_key, rotated, block, window, offset, step;
     const void *weight, *bias, *sinks, *keys, *values, *q_norm, *k_norm, *scales;
     float f0, f1;
 };
@@ -739,6 +807,7 @@ struct Machine {
     std::vector<Piece> pieces;
     std::vector<float> parts;
     std::vector<int> counts;
+    Chosen chosen;
     Room room;
     explicit Machine(int threads) : pool(threads), scratch(new Scratch[size_t(threads)]) {}
 };
@@ -751,7 +820,8 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
     long lds = widths[in.src], ldd = widths[in.dst], ldo = widths[in.other];
     const float* weight = (const float*)in.weight;
     Weight w{in.kind, in.n, in.k, (const uint8_t*)in.weight, in.integer != 0};
-    Cache cache{in.cache_kind, (uint8_t*)in.keys, (uint8_t*)in.values, (const float*)in.scales, in.kv_heads, in.head, in.block};
+    Cache cache{in.cache_kind, (uint8_t*)in.keys, (uint8_t*)in.values, (const float*)in.scales, in.kv_heads, in.head, in.block,
+                in.value_in_key};
     auto heads = [&] {
         return Heads{cache, in.heads, in.rotated, step.angles[in.rope], step.angle_rows, step.slots + in.group * rows,
                      (const float*)in.q_norm, (const float*)in.k_norm, in.f0};
@@ -784,6 +854,12 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
             linear(m.pool, m.scratch.get(), w, (const float*)in.bias, in.epilogue, prepare(m.pool, m.room, w, src, lds, rows),
                    rows, dst + in.offset, ldd);
             break;
+        case HEAD_LINEAR: {
+            w.n = in.heads * ((in.n + LANES - 1) / LANES * LANES);
+            Rows x = prepare(m.pool, m.room, w, src, lds, rows, in.step ? in.heads : 1, in.step);
+            head_linear(m.pool, m.scratch.get(), w, in.heads, in.n, x, rows, dst + in.offset, ldd, in.head);
+            break;
+        }
         case HEAD_NORM:
             by_rows(m.pool, rows, in.heads * in.head, [&](long r) {
                 for (long h = 0; h < in.heads; h++) {
@@ -799,7 +875,8 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
         case ROTATE_AND_STORE: {
             Heads h = heads();
             by_rows(m.pool, rows, lds * 2, [&](long r) {
-                for (long i = 0; i < in.heads + 2 * in.kv_heads; i++) finish_head(h, r, i, src + r * lds + i * in.head);
+                long all = in.heads + (in.value_in_key ? 1 : 2) * in.kv_heads;
+                for (long i = 0; i < all; i++) finish_head(h, r, i, src + r * lds + i * in.head);
             });
             break;
         }
@@ -809,6 +886,25 @@ void carry_out(Machine& m, const Instruction& in, const Step& step, float* const
             attention(m.pool, m.scratch.get(), a, m.pieces, m.parts);
             break;
         }
+        case ROUTE: {
+            const Router& router = *(const Router*)in.weight;
+            int64_t* ids = (int64_t*)in.keys;
+            float* weights = (float*)in.values;
+            by_rows(m.pool, rows, 8 * router.experts, [&](long r) {
+                route_row(router, src + r * lds, ids + r * router.chosen, weights + r * router.chosen);
+            });
+            break;
+        }
+        case EXPERTS:
+            experts(m.pool, m.scratch.get(), m.room, m.chosen, *(const ExpertSet*)in.weight, src, lds, rows, in.n, (const int64_t*)in.keys,
+                    (const float*)in.values, dst, ldd, in.offset != 0);
+            break;
+        case GATE:
+            by_rows(m.pool, rows, in.n, [&](long r) {
+                float factor = 1.0f / (1.0f + std::exp(-src[r * lds]));
+                for (long i = 0; i < in.n; i++) dst[r * ldd + i] *= factor;
+            });
+            break;
     }
 }
 
@@ -882,6 +978,12 @@ void rk_linear(void* machine, int kind, int integer, const void* packed, const f
     Machine& m = *(Machine*)machine;
     Weight w{kind, n, k, (const uint8_t*)packed, integer != 0};
     linear(m.pool, m.scratch.get(), w, bias, epilogue, prepare(m.pool, m.room, w, x, ldx, rows), rows, y, ldy);
+}
+
+void rk_experts(void* machine, const ExpertSet* set, const float* x, int64_t ldx, int64_t rows, int64_t choices, const int64_t* ids,
+                const float* weights, float* y, int64_t ldy) {
+    Machine& m = *(Machine*)machine;
+    experts(m.pool, m.scratch.get(), m.room, m.chosen, *set, x, ldx, rows, choices, ids, weights, y, ldy, false);
 }
 
 void rk_argmax(void* machine, const float* x, int64_t ldx, int64_t rows, int64_t n, int64_t* out) {

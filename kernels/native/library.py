@@ -8,6 +8,7 @@ import ctypes
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from enum import IntEnum
@@ -20,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rayllm_kernels.experts import ExpertWeights
 from rayllm_kernels.native.build import NoCompiler, Variant, build, cache_folder, cpu_features, runnable
 from rayllm_kernels.native.memory import Arena
 from rayllm_kernels.sampling import Draws, LogProbabilities, Penalties, SamplingOps
@@ -56,6 +58,11 @@ class Epilogue(IntEnum):
     PLAIN = 0
     SILU_MUL = 1
     GELU_MUL = 2
+    CLAMPED_MUL = 3
+
+
+EPILOGUES = {"silu": Epilogue.SILU_MUL, "gelu_tanh": Epilogue.GELU_MUL, "clamped": Epilogue.CLAMPED_MUL}
+"""By activation. The last is for experts alone."""
 
 
 class Instruction(ctypes.Structure):
@@ -66,7 +73,8 @@ class Instruction(ctypes.Structure):
             (name, c_int32)
             for name in ("op", "kind", "epilogue", "rope", "src", "dst", "other", "integer", "cache_kind", "group")
         ),
-        *((name, c_int64) for name in ("n", "k", "heads", "kv_heads", "head", "rotated", "block", "window", "offset")),
+        *((name, c_int64) for name in ("n", "k", "heads", "kv_heads", "head", "value_in_key")),
+        *((name, c_int64) for name in ("rotated", "block", "window", "offset", "step")),
         *((name, c_void_p) for name in ("weight", "bias", "sinks", "keys", "values", "q_norm", "k_norm", "scales")),
         *((name, c_float) for name in ("f0", "f1")),
     )
@@ -80,6 +88,32 @@ class Step(ctypes.Structure):
         ("seq_lens", c_void_p), ("block_table", c_void_p), ("table_width", c_int64), ("slots", c_void_p),
         ("angles", POINTER(c_void_p)), ("angle_rows", c_void_p), ("sharers", c_void_p), ("num_sharers", c_int64),
         ("shared", c_int64),
+    )  # fmt: skip
+
+
+class Router(ctypes.Structure):
+    """As in experts.h. The fields are those of `MoeSpec` in rayllm/model/spec.py."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("experts", "chosen", "groups", "chosen_groups")),
+        *((name, c_int32) for name in ("sigmoid", "two_best", "normalised", "unused")),
+        ("correction", c_void_p), ("scale", c_float),
+    )  # fmt: skip
+
+
+class ExpertSet(ctypes.Structure):
+    """As in experts.h."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("count", "width", "inner")),
+        *(
+            (name, c_int32)
+            for name in (
+                "gate_up_kind", "gate_up_integer", "down_kind", "down_integer", "epilogue", "input_scaled",
+            )
+        ),
+        *((name, c_void_p) for name in ("gate_up", "down", "gate_up_bias", "down_bias")),
+        *((name, c_float) for name in ("alpha", "limit")),
     )  # fmt: skip
 
 
@@ -152,6 +186,10 @@ def load(variant: Variant) -> Any:
                 c_int64,
             ),
         ),
+        "experts": (
+            None,
+            (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64),
+        ),
         "argmax": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
         "best_columns": (
             None,
@@ -199,6 +237,21 @@ class Packed:
         return int(self.data.data_ptr())
 
 
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """Gated MLPs, each in matrices of panels. The tensors may be overwritten between calls, expert by expert."""
+
+    gate_up: Tensor
+    """(experts, bytes) uint8: gate and up taking turns."""
+    down: Tensor
+    """(experts, bytes) uint8."""
+    gate_up_bias: Tensor | None
+    """(experts, columns) float32, in the order of the matrix."""
+    down_bias: Tensor | None
+    fields: ExpertSet
+    """Points at these."""
+
+
 def pair(gate: Tensor, up: Tensor) -> Tensor:
     """Rows of a gate and an up matrix taking turns panel by panel, so that a product can join them at once."""
     n = len(gate)
@@ -209,6 +262,14 @@ def pair(gate: Tensor, up: Tensor) -> Tensor:
         whole[:n] = part
         both[:, i] = whole.view(-1, LANES, *part.shape[1:])
     return both.view(2 * padded, *gate.shape[1:])
+
+
+def side_by_side(rows_NEK: Tensor) -> Tensor:
+    """The matrices of several heads as one, each filled up to whole panels, for `Program.head_linear`."""
+    heads, n, k = rows_NEK.shape
+    filled = rows_NEK.new_zeros(heads, -(-n // LANES) * LANES, k)
+    filled[:, :n] = rows_NEK
+    return filled.flatten(0, 1)
 
 
 class Machine:
@@ -236,7 +297,13 @@ class Machine:
         rows. Floats then become whole numbers of 16 bits (I16), rounded finer than the rows; but where the CPU has
         products of bfloat16 themselves, such weights stay as they are.
         """
-        rows = rows.contiguous()
+        return self._pack_all(1, lambda i: rows, kind, k, integer)[1]
+
+    def _pack_all(
+        self, count: int, matrix: Callable[[int], Tensor], kind: Kind | None, k: int | None, integer: bool
+    ) -> tuple[Tensor, Packed]:
+        """Matrices of one shape, (count, bytes), and the first of them. See `pack`."""
+        rows = matrix(0)
         if kind is None:
             kind, k = KIND_OF[rows.dtype], rows.shape[1]
         assert k is not None
@@ -245,9 +312,12 @@ class Machine:
         if integer and kind not in BLOCK:
             integer = not self.rounds_rows(kind)
             kind = Kind.I16 if integer else kind
-        data = self._arena.take(self._lib.rk_packed_bytes(kind, n, k))
-        self._lib.rk_pack(self.handle, kind, stored, rows.data_ptr(), n, k, data.data_ptr())
-        return Packed(kind, n, k, data, integer)
+        size = self._lib.rk_packed_bytes(kind, n, k)
+        data = self._arena.take(count * size).view(count, size)
+        for i in range(count):
+            rows = matrix(i).contiguous()
+            self._lib.rk_pack(self.handle, kind, stored, rows.data_ptr(), n, k, data[i].data_ptr())
+        return data, Packed(kind, n, k, data[0], integer)
 
     def linear(
         self, x_TK: Tensor, weight: Packed, bias: Tensor | None = None, epilogue: Epilogue = Epilogue.PLAIN
@@ -262,6 +332,39 @@ class Machine:
             weight.n, weight.k, x_TK.data_ptr(), x_TK.stride(0), x_TK.shape[0], y.data_ptr(), y.stride(0),
         )  # fmt: skip
         return y
+
+    def pack_experts(
+        self, weights: ExpertWeights, input_scaled: bool = False, *, integer: bool = False
+    ) -> PackedExperts:
+        """Pack experts; for `integer` see `pack`."""
+        count, width, inner = weights.down_PDI.shape
+        integer = integer and weights.down_PDI.dtype != torch.float32
+        gate_up, first = self._pack_all(count, lambda i: pair(*weights.gate_up_PFD[i].chunk(2)), None, None, integer)
+        down, second = self._pack_all(count, lambda i: weights.down_PDI[i], None, None, integer)
+        biases: list[Tensor | None] = [None, None]
+        if weights.gate_up_bias_PF is not None and weights.down_bias_PD is not None:
+            turns = [
+                pair(*(half.unsqueeze(1) for half in row.float().chunk(2)))[:, 0] for row in weights.gate_up_bias_PF
+            ]
+            biases = [torch.stack(turns), weights.down_bias_PD.float().contiguous()]
+        fields = ExpertSet(
+            count, width, inner, first.kind, first.integer, second.kind, second.integer,
+            EPILOGUES[weights.activation], input_scaled, gate_up.data_ptr(), down.data_ptr(),
+            *(None if bias is None else bias.data_ptr() for bias in biases), weights.alpha, weights.limit,
+        )  # fmt: skip
+        return PackedExperts(gate_up, down, *biases, fields)
+
+    def experts(self, x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, packed: PackedExperts) -> Tensor:
+        """See `experts.experts`: (T, D) float32, of float32 rows."""
+        assert x_TD.dtype == weights_TK.dtype == torch.float32
+        assert ids_TK.dtype == torch.int64
+        ids_TK, weights_TK = ids_TK.contiguous(), weights_TK.contiguous()
+        y_TD = torch.empty(len(x_TD), packed.fields.width)
+        self._lib.rk_experts(
+            self.handle, ctypes.byref(packed.fields), x_TD.data_ptr(), x_TD.stride(0), *ids_TK.shape,
+            ids_TK.data_ptr(), weights_TK.data_ptr(), y_TD.data_ptr(), y_TD.stride(0),
+        )  # fmt: skip
+        return y_TD
 
     def argmax(self, x_RV: Tensor) -> Tensor:
         """The first of the largest entries of each row, (R) int64."""

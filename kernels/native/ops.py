@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels.batch import AttentionBatch
+from rayllm_kernels.experts import ExpertWeights
 from rayllm_kernels.native.library import Epilogue, Machine, pair
 from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_shape
 
@@ -79,6 +80,13 @@ class NativeOps:
         batch = _batch_of_slots(torch.arange(len(ids_T)))
         return self._run(program, len(ids_T), 0, batch, token_ids=ids_T).to(weight_VD.dtype)
 
+    def experts(
+        self, x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, weights: ExpertWeights, input_scaled: bool = False
+    ) -> Tensor:
+        """See `experts.experts`."""
+        packed = self._machine.pack_experts(weights, input_scaled)
+        return self._machine.experts(x_TD.float().contiguous(), ids_TK, weights_TK, packed).to(x_TD.dtype)
+
     def kv_cache_shape(
         self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype = torch.float32
     ) -> tuple[int, ...]:
@@ -115,6 +123,35 @@ class NativeOps:
         layer = LayerCache.view_of(cache, head_size, scales_2)
         program.attention(0, 1, heads, scale, soft_cap, window, layer, sinks_N)
         return self._run(program, tokens, 1, batch).view(q_TNH.shape).to(q_TNH.dtype)
+
+    def latent_cache_shape(
+        self, num_blocks: int, block_size: int, size: int, dtype: torch.dtype = torch.float32
+    ) -> tuple[int, ...]:
+        """See `attention.latent_cache_shape`; `block_size` is a divisor or a multiple of 16."""
+        return cache_shape(num_blocks, block_size, 1, size, dtype, value_in_key=size)
+
+    def write_latent(self, x_TC: Tensor, cache: Tensor, slot_mapping_T: Tensor, scales_2: Tensor | None = None) -> None:
+        """See `attention.write_latent`; a rotation of no entries."""
+        size = x_TC.shape[1]
+        program = _program(len(x_TC), x_TC)
+        program.rotate_and_store(0, Heads(0, 0, 0), LayerCache.view_of(cache, size, scales_2, size))
+        self._run(program, len(x_TC), 0, _batch_of_slots(slot_mapping_T))
+
+    def latent_attention(
+        self,
+        q_TNC: Tensor,
+        cache: Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        value_size: int,
+        scales_2: Tensor | None = None,
+    ) -> Tensor:
+        """See `attention.latent_attention`."""
+        tokens, heads, size = q_TNC.shape
+        program = _program(tokens, q_TNC.flatten(1), heads * value_size)
+        layer = LayerCache.view_of(cache, size, scales_2, value_size)
+        program.attention(0, 1, heads, scale, None, None, layer)
+        return self._run(program, tokens, 1, batch).view(tokens, heads, value_size).to(q_TNC.dtype)
 
     def _gated(self, gate_up_TF: Tensor, epilogue: Epilogue) -> Tensor:
         gate, up = torch.eye(gate_up_TF.shape[1]).chunk(2)

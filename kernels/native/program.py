@@ -5,7 +5,7 @@ number; the fields they use are written by the method of the same name below, an
 """
 
 from copy import copy
-from ctypes import byref, c_int64, c_void_p, sizeof
+from ctypes import addressof, byref, c_int64, c_void_p, sizeof
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels.batch import AttentionBatch
-from rayllm_kernels.native.library import Epilogue, Instruction, Machine, Packed, Step
+from rayllm_kernels.native.library import LANES, Epilogue, Instruction, Machine, Packed, PackedExperts, Router, Step
 from rayllm_kernels.native.memory import zeros
 from rayllm_kernels.storage import HEAD_SCALED
 
@@ -37,6 +37,10 @@ class Op(IntEnum):
     ROTATE_AND_STORE = 6
     ATTENTION = 7
     PROJECT = 8
+    ROUTE = 9
+    EXPERTS = 10
+    GATE = 11
+    HEAD_LINEAR = 12
 
 
 class Program:
@@ -81,6 +85,22 @@ class Program:
         """Products of src with a matrix, from column `offset` on; or act(gate) * up, of a matrix that `pair` made."""
         assert weight.k <= self._widths[src]
         self._add(Op.LINEAR, src=src, dst=dst, epilogue=epilogue, offset=offset, **self._product(weight, bias))
+
+    def head_linear(
+        self, src: int, dst: int, weight: Packed, heads: int, n: int, dst_step: int, src_step: int = 0, offset: int = 0
+    ) -> None:
+        """Of each head its own product, of `n` columns: `weight` is a packed matrix that `side_by_side` made.
+
+        Head h multiplies the columns of src from h * `src_step` on, and fills those of dst from `offset` +
+        h * `dst_step` on.
+        """
+        assert weight.n == heads * (-(-n // LANES) * LANES), (weight.n, heads, n)
+        assert (heads - 1) * src_step + weight.k <= self._widths[src]
+        assert offset + (heads - 1) * dst_step + n <= self._widths[dst]
+        self._add(
+            Op.HEAD_LINEAR, src=src, dst=dst, heads=heads, head=dst_step, step=src_step, offset=offset,
+            **{**self._product(weight, None), "n": n},
+        )  # fmt: skip
 
     def project(
         self,
@@ -128,6 +148,27 @@ class Program:
             Op.ATTENTION, src=qkv, dst=dst, heads=heads, f0=scale, f1=cap or 0.0, window=window or 0,
             sinks=None if sinks_N is None else self._floats(sinks_N), **self._cache(cache),
         )  # fmt: skip
+
+    def route(self, logits: int, router: Router, ids_TK: Tensor, weights_TK: Tensor) -> None:
+        """The experts of each token by its logits, and their weights: to the rows of `ids_TK` and `weights_TK`."""
+        assert len(ids_TK) == len(weights_TK) >= self._max_tokens
+        assert self._widths[logits] >= router.experts
+        self._kept.append(router)
+        self._add(Op.ROUTE, src=logits, weight=addressof(router), **self._routed(ids_TK, weights_TK))
+
+    def experts(
+        self, src: int, dst: int, experts: PackedExperts, ids_TK: Tensor, weights_TK: Tensor, add: bool = False
+    ) -> None:
+        """See `experts.experts`: the outputs of those that the rows of `ids_TK` name, to dst or added to it."""
+        self._kept.append(experts)
+        self._add(
+            Op.EXPERTS, src=src, dst=dst, n=ids_TK.shape[1], offset=add, weight=addressof(experts.fields),
+            **self._routed(ids_TK, weights_TK),
+        )  # fmt: skip
+
+    def gate(self, src: int, dst: int) -> None:
+        """Dst times the sigmoid of the first column of src, in place."""
+        self._add(Op.GATE, src=src, dst=dst, n=self._widths[dst])
 
     def finish(self) -> None:
         """No more instructions follow."""
@@ -200,6 +241,15 @@ class Program:
             "weight": self._packed(weight), "bias": None if bias is None else self._floats(bias),
         }  # fmt: skip
 
+    def _routed(self, ids_TK: Tensor, weights_TK: Tensor) -> dict[str, int]:
+        """Fields that say where choices of experts stand."""
+        assert ids_TK.dtype == torch.int64
+        assert weights_TK.dtype == torch.float32
+        assert ids_TK.is_contiguous()
+        assert weights_TK.is_contiguous()
+        self._kept += [ids_TK, weights_TK]
+        return {"keys": ids_TK.data_ptr(), "values": weights_TK.data_ptr()}
+
     def _heads(self, heads: "Heads") -> dict[str, Any]:
         """Fields that say what becomes of heads."""
         norms = {"q_norm": heads.q_norm, "k_norm": heads.k_norm}
@@ -208,14 +258,15 @@ class Program:
             **{name: self._floats(weight) for name, weight in norms.items() if weight is not None},
         }  # fmt: skip
 
-    def _cache(self, cache: "LayerCache") -> dict[str, int]:
+    def _cache(self, cache: "LayerCache") -> dict[str, Any]:
         """Fields that describe a cache."""
-        keys, values = cache.parts()
+        keys, *values = cache.parts()
         self._kept.append(cache)
         self._groups = max(self._groups, cache.group + 1)
         return {
             "cache_kind": CACHE_KINDS[keys.dtype], "kv_heads": cache.kv_heads, "head": cache.head_size,
-            "block": cache.block_size, "keys": keys.data_ptr(), "values": values.data_ptr(),
+            "block": cache.block_size, "value_in_key": cache.value_in_key, "keys": keys.data_ptr(),
+            "values": values[0].data_ptr() if values else None,
             "scales": cache.scales_2.data_ptr(), "group": cache.group,
         }  # fmt: skip
 
@@ -236,28 +287,40 @@ class Heads:
 
 
 class LayerCache:
-    """Keys and values of one layer, in tiles (see cpu.cpp)."""
+    """Keys and values of one layer, in tiles (see cpu.cpp); or keys alone, where these hold their values."""
 
     group = 0
     """Which of a step's tables of blocks is this layer's."""
 
-    def __init__(self, num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
-        """`block_size` is a divisor or a multiple of 16; for `dtype` see `storage`."""
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        value_in_key: int = 0,
+    ) -> None:
+        """`block_size` is a divisor or a multiple of 16; for `dtype` see `storage`.
+
+        With `value_in_key` so many entries of a key, the last ones, are its value, and no other is stored.
+        """
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
-        self.scales_2 = torch.ones(2)
-        self._keys, self._values = (
-            zeros(n * dtype.itemsize).view(dtype) for n in _numbers(num_blocks, block_size, kv_heads, head_size, dtype)
-        )
+        self.value_in_key, self.scales_2 = value_in_key, torch.ones(2)
+        sizes = _numbers(num_blocks, block_size, kv_heads, head_size, dtype, value_in_key)
+        self._parts = tuple(zeros(n * dtype.itemsize).view(dtype) for n in sizes)
 
     @classmethod
-    def view_of(cls, cache: Tensor, head_size: int, scales_2: Tensor | None = None) -> "LayerCache":
+    def view_of(
+        cls, cache: Tensor, head_size: int, scales_2: Tensor | None = None, value_in_key: int = 0
+    ) -> "LayerCache":
         """Over the memory of a tensor of the shape that `cache_shape` gave."""
         num_blocks, block_size, kv_heads, _ = cache.shape
         self = cls.__new__(cls)
         self.block_size, self.kv_heads, self.head_size = block_size, kv_heads, head_size
-        self.scales_2 = torch.ones(2) if scales_2 is None else scales_2
-        sizes = _numbers(num_blocks, block_size, kv_heads, head_size, cache.dtype)
-        self._keys, self._values = cache.view(-1).split(sizes)
+        self.value_in_key, self.scales_2 = value_in_key, torch.ones(2) if scales_2 is None else scales_2
+        sizes = _numbers(num_blocks, block_size, kv_heads, head_size, cache.dtype, value_in_key)
+        self._parts = tuple(cache.view(-1).split(sizes))
         return self
 
     def of_layer(self, group: int, scales_2: Tensor) -> "LayerCache":
@@ -266,30 +329,38 @@ class LayerCache:
         other.group, other.scales_2 = group, scales_2
         return other
 
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, flat."""
-        return self._keys, self._values
+    def parts(self) -> tuple[Tensor, ...]:
+        """Keys, and values if they are stored, flat."""
+        return self._parts
 
 
-def cache_bytes(block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> int:
+def cache_bytes(block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype, value_in_key: int = 0) -> int:
     """Bytes of one block of a layer."""
-    return sum(_numbers(1, block_size, kv_heads, head_size, dtype)) * dtype.itemsize
+    return sum(_numbers(1, block_size, kv_heads, head_size, dtype, value_in_key)) * dtype.itemsize
 
 
 def cache_shape(
-    num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype = torch.float32
+    num_blocks: int,
+    block_size: int,
+    kv_heads: int,
+    head_size: int,
+    dtype: torch.dtype = torch.float32,
+    value_in_key: int = 0,
 ) -> tuple[int, ...]:
     """Keys and values of a layer as one tensor: all keys first, whatever the dimensions say."""
-    numbers = sum(_numbers(1, block_size, kv_heads, head_size, dtype))
+    numbers = sum(_numbers(1, block_size, kv_heads, head_size, dtype, value_in_key))
     return num_blocks, block_size, kv_heads, numbers // (block_size * kv_heads)
 
 
-def _numbers(num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> tuple[int, int]:
+def _numbers(
+    num_blocks: int, block_size: int, kv_heads: int, head_size: int, dtype: torch.dtype, value_in_key: int
+) -> tuple[int, ...]:
     """How many make up the keys and the values of a layer, the bytes of scales counted where they follow each tile."""
     tokens = min(block_size, 16)
     tiles = num_blocks * kv_heads * (block_size // tokens)
     scale = 4 if dtype in HEAD_SCALED else 0
-    return tiles * (head_size + scale) * 16, tiles * (-(-head_size // 16) * 16 + scale) * tokens
+    keys = tiles * (head_size + scale) * 16
+    return (keys,) if value_in_key else (keys, tiles * (-(-head_size // 16) * 16 + scale) * tokens)
 
 
 def fits(block_size: int) -> bool:

@@ -23,6 +23,15 @@ _GEMMA_LIKE = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
 }
+_DEEPSEEK_LIKE = {
+    **_LLAMA_LIKE,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "routed_scaling_factor": 1.0,
+}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": _LLAMA_LIKE,
     "mistral": {
@@ -58,6 +67,69 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "olmo2": {**_LLAMA_LIKE, "rms_norm_eps": 1e-5},
     "granite": _LLAMA_LIKE,
+    "deepseek_v2": {
+        **_DEEPSEEK_LIKE,
+        "first_k_dense_replace": 0,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 1407,
+        "topk_method": "greedy",
+    },
+    "deepseek_v3": {
+        **_DEEPSEEK_LIKE,
+        "max_position_embeddings": 4096,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+    },
+    "mixtral": {
+        **_LLAMA_LIKE,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen2_moe": {
+        **_LLAMA_LIKE,
+        "max_position_embeddings": 32768,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+    },
+    "qwen3_moe": {
+        **_LLAMA_LIKE,
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+    "glm4_moe": {
+        **_LLAMA_LIKE,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "num_key_value_heads": 8,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+    },
+    "gpt_oss": {
+        **_LLAMA_LIKE,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "sliding_window": 128,
+        "num_experts_per_tok": 4,
+    },
 }
 """What a config of each `model_type` means by leaving a value out."""
 
@@ -68,7 +140,8 @@ _OFTEN_ABSENT = (
     "attention_bias", "mlp_bias", "layer_types", "use_sliding_window", "max_window_layers", "partial_rotary_factor",
     "original_max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
     "max_sequence_length", "bos_token_id", "eos_token_id", "attention_multiplier", "embedding_multiplier",
-    "residual_multiplier", "logits_scaling", "use_bidirectional_attention",
+    "residual_multiplier", "logits_scaling", "use_bidirectional_attention", "num_experts", "num_local_experts",
+    "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor",
 )  # fmt: skip
 """Values that a model may have, beside those with a default."""
 

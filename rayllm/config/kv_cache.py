@@ -22,7 +22,7 @@ _REFUSED = {
         "leave it out: auto is the model's type, which --dtype bfloat16 makes bfloat16",
     ),
     "fp8_inc": ("'fp8_inc' is for Intel Gaudi, which rayllm does not run on", _EIGHT_BITS),
-    "fp8_ds_mla": ("'fp8_ds_mla' is for models with latent attention, which rayllm does not have", _EIGHT_BITS),
+    "fp8_ds_mla": ("'fp8_ds_mla' is a layout for CUDA kernels of latent attention", _EIGHT_BITS),
     "nvfp4": ("'nvfp4' needs an NVIDIA GPU that computes in it", _EIGHT_BITS),
     **{
         name: (f"{name!r} needs kernels for CUDA GPUs, which rayllm does not have", _EIGHT_BITS)

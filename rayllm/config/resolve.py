@@ -29,7 +29,7 @@ from rayllm.config.structured import structured_settings
 from rayllm.config.weights import resolve_weights, weight_notes
 from rayllm.errors import ConfigError
 from rayllm.kv.layout import KVLayout, group_layers
-from rayllm.model.families import spec_of
+from rayllm.model.families import FAMILIES, spec_of
 
 DTYPE_NAMES = {"half": "float16", "float": "float32"}
 DEFAULT_BLOCK_SIZE = 16
@@ -339,6 +339,8 @@ def _max_model_len(values: Values, facts: ModelFacts, room: _Room) -> int:
 def kv_bytes_per_token(facts: ModelFacts, dtype: str, kv_cache: KvCacheSettings) -> int:
     """Bytes of keys and values of one token over all layers, where each keeps it."""
     config = facts.config
+    if "kv_lora_rank" in config and facts.architecture in FAMILIES and (spec := spec_of(facts)).mla is not None:
+        return sum(head_bytes(kv_cache.of_layer(i, None, dtype), spec.head_size) for i in range(spec.num_layers))
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     window = 1 if _has_windows(facts) else None  # any layer may have one, and keep the model's dtype for that

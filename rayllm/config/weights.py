@@ -24,7 +24,7 @@ DEPRECATED = (
 )  # fmt: skip
 """Methods of quantization that are about to go: newer ones took their place."""
 UNDONE = ("fbgemm_fp8",)
-"""Those of them whose weights are turned back as they are read."""
+"""Those of them whose weights are turned back as they are read. So are those of `fp8` with scales of blocks."""
 PREFETCH_SHARE = 0.9
 """Weights that take more of the free memory than this would drive each other out of the page cache."""
 DEFAULT_THREADS = 8
@@ -59,7 +59,9 @@ class WeightsConfig:
     show_progress: bool = False
     threads: int = 1
     quantization: str | None = None
-    """What quantized the weights of a folder that is read nonetheless: `fbgemm_fp8`."""
+    """What quantized the weights of a folder that is read nonetheless: `fbgemm_fp8` or `fp8`."""
+    quantized_blocks: tuple[int, int] = (0, 0)
+    """Rows and columns of a block that has a scale, of `fp8`."""
     map_location: str | Mapping[str, str] = "cpu"
     """Of torch.load."""
     pattern: str = SHARDED_PATTERN
@@ -89,6 +91,7 @@ def resolve_weights(values: Values, facts: ModelFacts, hardware: Hardware, files
         show_progress=values["use-tqdm-on-load"],
         threads=_threads(extra),
         quantization=_quantization(values, facts, format_),
+        quantized_blocks=_fp8_blocks(facts) or (0, 0),
         map_location=values["pt-load-map-location"],
         pattern=extra.get("pattern", SHARDED_PATTERN),
         extra={name: value for name, value in extra.items() if name not in _THREADS and name != "pattern"},
@@ -97,7 +100,9 @@ def resolve_weights(values: Values, facts: ModelFacts, hardware: Hardware, files
 
 def weight_notes(values: Values, engine: "EngineConfig") -> Iterator[str]:
     """What the user should know about how the model is read."""
-    if engine.weights.quantization is not None:
+    if engine.weights.quantization == "fp8":
+        yield f"the weights have 8 bits (fp8): they are read as {engine.dtype}, and take the room of that"
+    elif engine.weights.quantization is not None:
         yield (
             f"the weights are quantized by {engine.weights.quantization}, which is deprecated: support for it may end. "
             f"They are read as {engine.dtype}"
@@ -130,16 +135,17 @@ def _quantization(values: Values, facts: ModelFacts, format_: str) -> str | None
     stated = facts.config.get("quantization_config")
     found = "gguf" if facts.format == "gguf" else stated.get("quant_method") if isinstance(stated, dict) else None
     _check_method(values["quantization"], found, facts)
-    if found not in DEPRECATED:
+    blocks = _fp8_blocks(facts) is not None
+    if found not in DEPRECATED and not blocks:
         return None
-    if found not in UNDONE:
+    if found not in UNDONE and not blocks:
         raise ConfigError(
             "--quantization",
             f"the weights are quantized by {found}, which is deprecated and runs on no CPU, with "
             "--allow-deprecated-quantization neither",
             "quantize the model to a GGUF file",
         )
-    if not values["allow-deprecated-quantization"]:
+    if not blocks and not values["allow-deprecated-quantization"]:
         raise ConfigError(
             "--allow-deprecated-quantization",
             f"the weights are quantized by {found}, which is deprecated: support for it may end",
@@ -152,7 +158,8 @@ def _quantization(values: Values, facts: ModelFacts, format_: str) -> str | None
 
 def _check_method(method: str | None, found: str | None, facts: ModelFacts) -> None:
     """Hold --quantization against what the files say."""
-    if method is None or method == found == "gguf" or (method == found and found in DEPRECATED):
+    known = found == "gguf" or found in DEPRECATED or _fp8_blocks(facts) is not None
+    if method is None or (method == found and known):
         return
     if method == found:
         raise ConfigError("--quantization", f"{method} is not supported", "quantize the model to a GGUF file")
@@ -160,6 +167,17 @@ def _check_method(method: str | None, found: str | None, facts: ModelFacts) -> N
     raise ConfigError(
         "--quantization", f"is {method}, but the weights of {facts.path} {quantized}", "leave it out: files say it"
     )
+
+
+def _fp8_blocks(facts: ModelFacts) -> tuple[int, int] | None:
+    """Rows and columns of the blocks that have a scale, where weights are quantized so, as DeepSeek-V3's are."""
+    stated = facts.config.get("quantization_config")
+    if not isinstance(stated, dict) or stated.get("quant_method") != "fp8" or stated.get("fmt", "e4m3") != "e4m3":
+        return None
+    match stated.get("weight_block_size"):
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+    return None
 
 
 def _extra(given: Mapping[str, Any], format_: str) -> dict[str, Any]:

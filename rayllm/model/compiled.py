@@ -17,12 +17,16 @@ import torch
 from torch import Tensor
 
 from rayllm.errors import ConfigError
-from rayllm.model.decoder import Decoder, DecoderLayer, of_all_ranks
+from rayllm.model.compiled_mla import Buffers, PackedLatent
+from rayllm.model.decoder import Decoder, DecoderLayer, Mlp, of_all_ranks
 from rayllm.model.dequantize import dequantize
 from rayllm.model.layers import ColumnLinear, Embedded, Norm, Quantized, RowLinear, SplitNorm, VocabTable, own_tokens
+from rayllm.model.mla import LatentAttention
+from rayllm.model.moe import Moe, Router, SharedGate
 from rayllm.model.spec import Activation, CacheSpec
 from rayllm_kernels import AttentionBatch
-from rayllm_kernels.native.library import BLOCK, Epilogue, Kind, Machine, Packed, pair
+from rayllm_kernels.native.library import BLOCK, EPILOGUES, Kind, Machine, Packed, PackedExperts, pair
+from rayllm_kernels.native.library import Router as RouterFields
 from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_bytes, fits
 from rayllm_kernels.storage import DTYPES, LAYER_SCALED, layer_scales
 
@@ -30,8 +34,9 @@ log = logging.getLogger(__name__)
 
 KEPT_KINDS = frozenset(kind.name for kind in BLOCK)
 """Quantized kinds that are multiplied as they are stored."""
-RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER = range(6)
+RESIDUAL, NORMED, QKV, ATTENDED, BRANCH, INNER, SCORES, GATE, QUERY_LOW, QUERY_REST, HEAD_VALUES = range(11)
 """Buffers of a program."""
+LATENT = Buffers(low=QUERY_LOW, rest=QUERY_REST, heads=QKV, attended=ATTENDED, values=HEAD_VALUES)
 EMBEDDING = 1
 """Instructions of a program that fill the residual stream at first."""
 
@@ -58,9 +63,15 @@ class CompiledDecoder:
         self._head = self._embed if decoder.head is decoder.embed else _Table.of(packer, decoder.head)
         self._norm_weight = _norm_weight(decoder.norm)
         self._layers = [_Layer(layer, decoder.spec.activation, packer) for layer in decoder.layers]
+        chosen = 0 if decoder.spec.moe is None else decoder.spec.moe.experts_per_token
+        blocks = [i for i, layer in zip(self._numbers, self._layers, strict=True) if isinstance(layer.mlp, _Moe)]
+        self._routes = {i: torch.zeros(max_tokens, chosen, dtype=torch.int64) for i in blocks}
+        """For each layer with experts, those of the tokens of a step."""
+        self._weights = torch.zeros(max_tokens, chosen)
+        self._tokens = 0
         attention = decoder.layers[0].attention
         self._heads, self._kv_heads, self._owns_keys = attention.heads, attention.kv_heads, attention.owns_keys
-        self._inner = decoder.layers[0].mlp.down.columns.rows
+        self._inner = max(layer.mlp.inner_rows for layer in decoder.layers)
         self._program: Program | None = None
         self._meetings: list[tuple[int, Callable[[int], None]]] = []
         """Instructions of its program before which the ranks meet, and what they do then with so many tokens."""
@@ -75,7 +86,7 @@ class CompiledDecoder:
     def cache_bytes(self, block_size: int) -> int:
         """Bytes of one block over all layers of a group."""
         specs = [self._cache_specs[layer] for layer in self._layout.largest(len(self._cache_specs))]
-        return sum(cache_bytes(block_size, s.kv_heads, s.head_size, DTYPES[s.dtype]) for s in specs)
+        return sum(cache_bytes(block_size, s.kv_heads, s.head_size, DTYPES[s.dtype], s.value_in_key) for s in specs)
 
     def new_caches(self, num_blocks: int, block_size: int) -> list[LayerCache]:
         """Empty caches, one for each layer (groups of layers share their memory), to be handed to every call.
@@ -87,8 +98,8 @@ class CompiledDecoder:
             raise ConfigError("--block-size", f"{block_size} is no divisor and no multiple of 16", "choose 16 or 32")
         specs = self._cache_specs
         caches = [
-            LayerCache(num_blocks, block_size, specs[i].kv_heads, specs[i].head_size, DTYPES[specs[i].dtype])
-            for i in self._layout.largest(len(specs))
+            LayerCache(num_blocks, block_size, s.kv_heads, s.head_size, DTYPES[s.dtype], s.value_in_key)
+            for s in (specs[i] for i in self._layout.largest(len(specs)))
         ]
         places = zip(self._layout.places(len(specs)), self._scales, strict=True)
         return [caches[index].of_layer(group, scales_2) for (group, index), scales_2 in places]
@@ -108,6 +119,7 @@ class CompiledDecoder:
         """
         if self._caches is not caches:
             self._program, self._caches = self._build(caches), caches
+        self._tokens = len(token_ids_T)
         assert self._program is not None
         own_T, mine_T = token_ids_T, None
         if hidden_TD is None and self._group.size > 1:
@@ -119,7 +131,7 @@ class CompiledDecoder:
         else:
             angles = [rope(positions_T) for rope in self._ropes]
             plain = partial(self._program.run, self._machine, own_T, batch, angles, result)
-        run = plain if self._group.size == 1 else partial(self._run_divided, plain, len(token_ids_T))
+        run = partial(self._run_divided, plain, len(token_ids_T)) if self._meetings else plain
         residual_TD = self._program.buffer(RESIDUAL)[: len(token_ids_T)]
         begin = 0
         if hidden_TD is not None:
@@ -168,9 +180,31 @@ class CompiledDecoder:
         for part, weight, scale_T in zip(parts, (layer.q_norm, layer.k_norm), scale_T2.unbind(1), strict=True):
             part.mul_(scale_T.unsqueeze(1)).mul_(weight)
 
+    def _exchange(self, moe: "_Moe", index: int, source: int, tokens: int) -> None:
+        """Have the ranks compute each others' experts, and add the outputs to the branch."""
+        assert self._program is not None
+        x_TD, branch_TD = self._program.buffer(source)[:tokens], self._program.buffer(BRANCH)[:tokens]
+        x_SD, places_SK, weights_SK = moe.exchange.dispatch(x_TD, self._routes[index][:tokens], self._weights[:tokens])
+        y_TD = moe.exchange.combine(self._machine.experts(x_SD, places_SK, weights_SK, moe.experts))
+        if moe.shared is None:
+            branch_TD.copy_(y_TD)
+        else:
+            branch_TD.copy_(self._group.all_reduce(branch_TD) + y_TD)
+
     def kv_scales(self) -> list[tuple[float, float]]:
         """By what each layer divides keys and values, if its cache has scales of a layer."""
         return [tuple(scales_2.tolist()) for scales_2 in self._scales]
+
+    @property
+    def experts(self) -> dict[int, PackedExperts]:
+        """Those that this rank holds, for each layer that has some; their tensors may be overwritten between steps."""
+        blocks = zip(self._numbers, self._layers, strict=True)
+        return {i: layer.mlp.experts for i, layer in blocks if isinstance(layer.mlp, _Moe)}
+
+    @property
+    def routed(self) -> dict[int, Tensor]:
+        """See `Decoder.routed`; views that the next step overwrites."""
+        return {layer: ids[: self._tokens] for layer, ids in self._routes.items()}
 
     def _measure(self, qkv_TE: Tensor, run: Callable[..., Tensor], at: int) -> int:
         """Run a step from instruction `at` up to the last layer whose scales it sets; where it is to go on then.
@@ -182,8 +216,8 @@ class CompiledDecoder:
             dtype = DTYPES[spec.dtype]
             if dtype in LAYER_SCALED:
                 run(begin=at, end=end)
-                measured_2 = layer_scales(*qkv_TE[:, -2 * key :].split(key, dim=1), dtype)
-                scales_2.copy_(of_all_ranks(measured_2, self._group))
+                kept = (qkv_TE[:, -key:],) * 2 if spec.value_in_key else qkv_TE[:, -2 * key :].split(key, dim=1)
+                scales_2.copy_(of_all_ranks(layer_scales(*kept, dtype), self._group))
                 at = begin
         log.info("scales of keys and values: %s", self.kv_scales())
         return at
@@ -227,8 +261,11 @@ class CompiledDecoder:
         query = self._heads * spec.head_size
         key = self._kv_heads * spec.head_size
         inner = -(-self._inner // 16) * 16
-        width = spec.hidden_size
-        program = Program((width, width, query + 2 * key, query, width, inner), self._max_tokens)
+        width, scores = spec.hidden_size, spec.moe.num_experts if spec.moe is not None else 0
+        widths = dict(enumerate((width, width, query + 2 * key, query, width, inner, scores, 1)))
+        if spec.mla is not None:
+            widths |= LATENT.widths(spec.mla, self._heads)
+        program = Program(tuple(widths[i] for i in sorted(widths)), self._max_tokens)
         if self.ranks.first:
             assert self._embed is not None
             program.embed(RESIDUAL, self._embed.rows, self._embedding_scale)
@@ -241,15 +278,32 @@ class CompiledDecoder:
             self._branch_out(program, layer.post_attention_norm)
             self._branch_in(program, layer.mlp_norm, first)
             source = NORMED if layer.mlp_norm is not None else RESIDUAL
-            program.linear(source, INNER, layer.gate_up, layer.gate_up_bias, layer.epilogue)
-            layer.down.emit(program, INNER, BRANCH)
-            self._branch_out(program, layer.post_mlp_norm)
+            exchange = None
+            if isinstance(layer.mlp, _Moe):
+                exchange = self._experts(program, layer.mlp, index, source)
+            else:
+                layer.mlp.emit(program, source)
+            self._branch_out(program, layer.post_mlp_norm, exchange)
         if self._norm_weight is None:
             program.add(BRANCH, RESIDUAL, spec.residual_scale)
         else:
             program.add_norm(BRANCH, RESIDUAL, NORMED, self._norm_weight, spec.norm_eps, spec.residual_scale)
         program.finish()
         return program
+
+    def _experts(self, program: Program, moe: "_Moe", index: int, source: int) -> Callable[[int], None] | None:
+        """Experts to the branch, after the MLP that every token goes through; or what is to do it by the ranks."""
+        if moe.shared is not None:
+            moe.shared.emit(program, source)
+        if moe.shared_gate is not None:
+            moe.shared_gate.emit(program, source, GATE)
+            program.gate(GATE, BRANCH)
+        moe.scores.emit(program, source, SCORES)
+        program.route(SCORES, moe.router, self._routes[index], self._weights)
+        if moe.held:
+            return partial(self._exchange, moe, index, source)
+        program.experts(source, BRANCH, moe.experts, self._routes[index], self._weights, moe.shared is not None)
+        return None
 
     def _branch_in(self, program: Program, norm: Tensor | None, first: bool) -> None:
         """Add what the last branch gave, and norm what this one takes."""
@@ -262,8 +316,11 @@ class CompiledDecoder:
         else:
             program.add(BRANCH, RESIDUAL, scale)
 
-    def _branch_out(self, program: Program, norm: Tensor | None) -> None:
-        self._meetings.append((len(program), self._add_branches))
+    def _branch_out(
+        self, program: Program, norm: Tensor | None, exchange: Callable[[int], None] | None = None
+    ) -> None:
+        if exchange is not None or self._group.size > 1:
+            self._meetings.append((len(program), exchange or self._add_branches))
         if norm is not None:
             program.norm(BRANCH, BRANCH, norm, self.spec.norm_eps)
 
@@ -274,6 +331,11 @@ class CompiledDecoder:
         rope = spec.layer_rope[index]
         heads = Heads(self._heads, rope, spec.ropes[rope].size)
         begin = len(program)
+        if layer.latent is not None:
+            layer.latent.project(program, source, LATENT, rope, cache)
+            self._stores.append((begin, len(program)))
+            layer.latent.attend(program, BRANCH, LATENT, cache)
+            return
         if spec.qk_norm == "head":
             heads = replace(heads, q_norm=layer.q_norm, k_norm=layer.k_norm, eps=spec.norm_eps)
         if spec.head_size % 16 == 0 and spec.qk_norm != "all":
@@ -289,8 +351,9 @@ class CompiledDecoder:
             program.rotate_and_store(QKV, heads, cache)
         self._stores.append((begin, len(program)))
         program.attention(
-            QKV, ATTENDED, self._heads, spec.query_scale, spec.attention_soft_cap, spec.windows[index], cache
-        )
+            QKV, ATTENDED, self._heads, spec.query_scale, spec.attention_soft_cap, spec.windows[index], cache,
+            layer.sinks,
+        )  # fmt: skip
         layer.out.emit(program, ATTENDED, BRANCH)
 
 
@@ -310,15 +373,19 @@ class _Packer:
         return self.machine.pack(rows.rows, kind, depth, integer=self.integer)
 
 
+_Matrix = ColumnLinear | RowLinear | Router | SharedGate
+
+
 class _Product:
     """The packed matrix of one layer, or one for each run of parts that are stored alike."""
 
-    def __init__(self, packer: _Packer, layer: ColumnLinear | RowLinear) -> None:
+    def __init__(self, packer: _Packer, layer: _Matrix) -> None:
         """Packs the layer's weight and lets go of the unpacked one."""
         self.pieces: list[tuple[int, Packed]] = []
         """(first output column, matrix)."""
-        added = isinstance(layer, ColumnLinear) or layer.group.rank == 0  # once, where ranks add their products
-        self._bias = layer.bias if added else None
+        bias: Tensor | None = getattr(layer, "bias", None)
+        added = not isinstance(layer, RowLinear) or layer.group.rank == 0  # once, where ranks add their products
+        self._bias = bias if added else None
         for offset, rows in _runs(layer):
             self.pieces.append((offset, packer(rows)))
         _let_go(layer)
@@ -354,7 +421,7 @@ class _Table:
         return packed
 
 
-def _runs(layer: ColumnLinear | RowLinear) -> Iterator[tuple[int, Tensor | Quantized]]:
+def _runs(layer: _Matrix) -> Iterator[tuple[int, Tensor | Quantized]]:
     """(first row, rows) of a layer's matrix, as few runs as there are kinds in a row."""
     if not layer.quantized:
         yield 0, layer.weight.data
@@ -376,7 +443,7 @@ def _runs(layer: ColumnLinear | RowLinear) -> Iterator[tuple[int, Tensor | Quant
         offset += size
 
 
-def _let_go(layer: ColumnLinear | RowLinear | VocabTable) -> None:
+def _let_go(layer: _Matrix | VocabTable) -> None:
     layer.weight.data = layer.weight.data.new_empty(0)
     layer.quantized = {}
 
@@ -405,12 +472,46 @@ class _Layer:
         self.post_attention_norm = _norm_weight(layer.post_attention_norm)
         self.mlp_norm = _norm_weight(layer.mlp_norm)
         self.post_mlp_norm = _norm_weight(layer.post_mlp_norm)
-        self.q_norm, self.k_norm = _norm_weight(attention.q_norm), _norm_weight(attention.k_norm)
-        self.qkv, self.out = _Product(packer, attention.qkv), _Product(packer, attention.out)
-        self.gate_up, self.down = _pack_gated(packer, mlp.gate_up), _Product(packer, mlp.down)
+        self.latent = PackedLatent(attention, packer) if isinstance(attention, LatentAttention) else None
+        if self.latent is None:
+            self.q_norm, self.k_norm = _norm_weight(attention.q_norm), _norm_weight(attention.k_norm)
+            self.qkv, self.out = _Product(packer, attention.qkv), _Product(packer, attention.out)
+            self.sinks = None if attention.sinks is None else attention.sinks.weight
+        self.mlp = _Moe(mlp, activation, packer) if isinstance(mlp, Moe) else _Mlp(mlp, activation, packer)
+
+
+class _Mlp:
+    """Packed weights of a gated MLP."""
+
+    def __init__(self, mlp: Mlp, activation: Activation, packer: _Packer) -> None:
+        self._gate_up, self._down = _pack_gated(packer, mlp.gate_up), _Product(packer, mlp.down)
         half, bias = mlp.gate_up.sizes[0], mlp.gate_up.bias
-        self.gate_up_bias = None if bias is None else pair(bias[:half, None], bias[half:, None])[:, 0]
-        self.epilogue = Epilogue.SILU_MUL if activation == "silu" else Epilogue.GELU_MUL
+        self._bias = None if bias is None else pair(bias[:half, None], bias[half:, None])[:, 0]
+        self._epilogue = EPILOGUES[activation]
+
+    def emit(self, program: Program, source: int) -> None:
+        """Append it to a program: from a buffer to the branch."""
+        program.linear(source, INNER, self._gate_up, self._bias, self._epilogue)
+        self._down.emit(program, INNER, BRANCH)
+
+
+class _Moe:
+    """Packed weights of a layer's experts."""
+
+    def __init__(self, moe: Moe, activation: Activation, packer: _Packer) -> None:
+        router, spec = moe.router, moe.experts.spec
+        self.scores = _Product(packer, router)
+        self.correction = router.correction
+        self.router = RouterFields(
+            spec.num_experts, spec.experts_per_token, spec.groups, spec.groups_per_token, spec.scores == "sigmoid",
+            spec.group_score == "two_best", spec.normalised, 0,
+            None if router.correction is None else router.correction.data_ptr(), spec.scale,
+        )  # fmt: skip
+        self.experts = packer.machine.pack_experts(moe.experts.weights(), spec.input_scaled, integer=packer.integer)
+        moe.experts.let_go()
+        self.held, self.exchange = moe.experts.held is not None, moe.experts.exchange
+        self.shared = None if moe.shared is None else _Mlp(moe.shared, activation, packer)
+        self.shared_gate = None if moe.shared_gate is None else _Product(packer, moe.shared_gate)
 
 
 def _norm_weight(norm: Norm | SplitNorm | None) -> Tensor | None:

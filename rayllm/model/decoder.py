@@ -17,13 +17,17 @@ from rayllm.model.layers import (
     ColumnLinear,
     Embedded,
     Norm,
+    Part,
     Placement,
     RowLinear,
+    Sinks,
     SplitNorm,
     VocabTable,
     split_heads,
     split_inner,
 )
+from rayllm.model.mla import LatentAttention
+from rayllm.model.moe import HeldOf, Moe
 from rayllm.model.rope import Rope
 from rayllm.model.spec import CacheSpec, DecoderSpec
 from rayllm.parallel.group import Group
@@ -50,8 +54,10 @@ class Decoder(nn.Module):
         max_model_len: int,
         layout: KVLayout | None = None,
         kv_cache: KvCacheSettings | None = None,
+        held: HeldOf | None = None,
     ) -> None:
-        """`max_model_len` is the longest context that will be served, in tokens; `layout` how layers share KV blocks.
+        """`max_model_len` is the longest context that will be served, in tokens; `layout` how layers share KV blocks;
+        `held` says which experts this rank holds whole (without it, ranks divide each).
 
         Raises:
             ConfigError: the ranks cannot divide the model.
@@ -73,7 +79,7 @@ class Decoder(nn.Module):
 
         first, last = self.ranks.first, self.ranks.last
         self.embed = table(first or (last and spec.tied))
-        self.layers = nn.ModuleList(DecoderLayer(spec, i, place) for i in self.numbers)
+        self.layers = nn.ModuleList(DecoderLayer(spec, i, place, held) for i in self.numbers)
         self.norm = Norm(place, spec.hidden_size, spec.norm_eps, spec.norm_plus_one) if last else None
         self.head = self.embed if last and spec.tied else table(last)
         self.ropes = nn.ModuleList(Rope(rope, max_model_len, place.device) for rope in spec.ropes)
@@ -118,6 +124,12 @@ class Decoder(nn.Module):
             x_TD[embedded.at_N] = embedded.rows_ND.to(x_TD)
         return x_TD
 
+    @property
+    def routed(self) -> dict[int, Tensor]:
+        """For each layer with experts, those of the last step's tokens, (T, K) int64 (see `rayllm.model.moe`)."""
+        blocks = {i: layer.mlp for i, layer in zip(self.numbers, self.layers, strict=True)}
+        return {i: block.routed for i, block in blocks.items() if isinstance(block, Moe) and block.routed is not None}
+
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, (R, V) float32, with the model's own scale and cap."""
         assert self.head is not None, "of the last stage"
@@ -140,6 +152,7 @@ class Decoder(nn.Module):
                 window=layer.attention.window,
                 kv_heads=layer.attention.kv_heads,
                 head_size=self.spec.head_size,
+                value_in_key=self.spec.mla.kv_lora_rank if self.spec.mla is not None else 0,
                 dtype=self._kv_cache.of_layer(i, layer.attention.window, str(self.place.dtype).removeprefix("torch.")),
             )
             for i, layer in zip(self.numbers, self.layers, strict=True)
@@ -160,16 +173,19 @@ class Decoder(nn.Module):
         caches = []
         for layer in self.layout.largest(len(specs)):
             spec = specs[layer]
-            dtype = DTYPES[spec.dtype]
-            shape = self.place.ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size, dtype)
+            dtype, ops = DTYPES[spec.dtype], self.place.ops
+            if spec.value_in_key:
+                shape = ops.latent_cache_shape(num_blocks, block_size, spec.head_size, dtype)
+            else:
+                shape = ops.kv_cache_shape(num_blocks, block_size, spec.kv_heads, spec.head_size, dtype)
             caches.append(zeros(shape, dtype, self.place.device))
         return [caches[index] for _, index in self.layout.places(len(specs))]
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each added to the residual stream."""
+    """Attention, and an MLP or experts, each added to the residual stream."""
 
-    def __init__(self, spec: DecoderSpec, index: int, place: Placement) -> None:
+    def __init__(self, spec: DecoderSpec, index: int, place: Placement, held: HeldOf | None = None) -> None:
         super().__init__()
 
         def norm(present: bool) -> Norm | None:
@@ -178,10 +194,10 @@ class DecoderLayer(nn.Module):
         before, after = spec.norm_placement != "post", spec.norm_placement != "pre"
         self.residual_scale = spec.residual_scale
         self.input_norm = norm(before)
-        self.attention = Attention(spec, index, place)
+        self.attention = Attention(spec, index, place) if spec.mla is None else LatentAttention(spec, spec.mla, place)
         self.post_attention_norm = norm(after)
         self.mlp_norm = norm(before)
-        self.mlp = Mlp(spec, place)
+        self.mlp = _mlp(spec, index, place, held)
         self.post_mlp_norm = norm(after)
 
     def forward(
@@ -217,6 +233,8 @@ class Attention(nn.Module):
         self.owns_keys = keys.owned
         self.qkv = ColumnLinear(place, spec.hidden_size, {"q": queries, "k": keys, "v": keys}, spec.qkv_bias)
         self.out = RowLinear(place, width, spec.hidden_size, spec.out_bias, queries)
+        part = Part(spec.num_heads, queries.start // spec.head_size, self.heads)
+        self.sinks = Sinks(place, part) if spec.sinks else None
         self.qk_norm = spec.qk_norm
         norms: list[Norm | SplitNorm | None] = [None, None]
         if spec.qk_norm == "head":
@@ -244,23 +262,38 @@ class Attention(nn.Module):
         scales_2 = self.kv_scales_2 if scaled else None
         self.ops.write_kv(k_TGH, v_TGH, cache, batch.slot_mapping, scales_2)
         out_TNH = self.ops.paged_attention(
-            q_TNH, cache, batch, self.scale, self.window, self.soft_cap, scales_2=scales_2
-        )
+            q_TNH, cache, batch, self.scale, self.window, self.soft_cap,
+            None if self.sinks is None else self.sinks.weight, scales_2=scales_2,
+        )  # fmt: skip
         return self.out(out_TNH.flatten(1))
 
 
 class Mlp(nn.Module):
     """Gated MLP; ranks divide the inner width."""
 
-    def __init__(self, spec: DecoderSpec, place: Placement) -> None:
+    def __init__(self, spec: DecoderSpec, place: Placement, size: int) -> None:
+        """`size` is the inner width."""
         super().__init__()
-        inner = split_inner(spec.intermediate_size, place.group)
+        inner = split_inner(size, place.group)
         self.gate_up = ColumnLinear(place, spec.hidden_size, {"gate": inner, "up": inner}, spec.mlp_bias)
-        self.down = RowLinear(place, spec.intermediate_size, spec.hidden_size, spec.mlp_bias, inner)
+        self.down = RowLinear(place, size, spec.hidden_size, spec.mlp_bias, inner)
         self.activate = place.ops.silu_and_mul if spec.activation == "silu" else place.ops.gelu_tanh_and_mul
+
+    @property
+    def inner_rows(self) -> int:
+        """Inner width on this rank."""
+        return self.down.columns.rows
 
     def forward(self, x_TD: Tensor) -> Tensor:
         return self.down(self.activate(self.gate_up(x_TD)))
+
+
+def _mlp(spec: DecoderSpec, index: int, place: Placement, held: HeldOf | None) -> Mlp | Moe:
+    """What follows the attention of a layer."""
+    if spec.moe is None or not spec.has_experts(index):
+        return Mlp(spec, place, spec.intermediate_size)
+    shared = Mlp(spec, place, spec.moe.shared_size) if spec.moe.shared_size else None
+    return Moe(spec.moe, spec.hidden_size, place, shared, None if held is None else held(index))
 
 
 def _add_norm(norm: Norm | None, x_TD: Tensor, residual_TD: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -279,13 +312,15 @@ def of_all_ranks(scales_2: Tensor, group: Group) -> Tensor:
 
 
 def _check_divides(spec: DecoderSpec, size: int) -> None:
-    """Refuse to leave a rank without a head, or without a part of the MLP or of the vocabulary."""
-    rows = -(-spec.vocab_size // size)
-    if size <= min(spec.num_heads, spec.intermediate_size) and (size - 1) * rows < spec.vocab_size:
+    """Refuse to leave a rank without a head, or without a part of an MLP or of the vocabulary."""
+    rows, moe = -(-spec.vocab_size // size), spec.moe
+    widths = (spec.intermediate_size, *((moe.intermediate_size, moe.shared_size) if moe is not None else ()))
+    inner = min(width for width in widths if width)
+    if size <= min(spec.num_heads, inner) and (size - 1) * rows < spec.vocab_size:
         return
     raise ConfigError(
         "--tensor-parallel-size",
-        f"{size} ranks cannot divide {spec.num_heads} query heads, an inner width of {spec.intermediate_size} and "
+        f"{size} ranks cannot divide {spec.num_heads} query heads, an inner width of {inner} and "
         f"{spec.vocab_size} tokens of the vocabulary",
         "each needs one of all three at least: lower it",
     )

@@ -1,13 +1,14 @@
 """Families of models: for each architecture, how its config becomes a `DecoderSpec`. Adding one adds an entry."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rayllm.config.model_facts import ModelFacts
 from rayllm.errors import ModelError
-from rayllm.model.spec import DecoderSpec, RopeSpec, WeightNames
+from rayllm.model.spec import DecoderSpec, MlaSpec, MoeSpec, RopeSpec, WeightNames
 
 _ATTENTION_AND_MLP = {
     "layers.{i}.self_attn.q_proj": "attention.qkv:q",
@@ -64,6 +65,75 @@ GEMMA3_MULTIMODAL_NAMES = replace(
     prefixes=("model.language_model.", "language_model.model."),
     head_prefixes=("", "language_model."),
     ignored=("model.vision_tower.", "model.multi_modal_projector.", "vision_tower.", "multi_modal_projector."),
+)
+_ROUTED_EXPERTS = {
+    "layers.{i}.mlp.gate": "mlp.router",
+    "layers.{i}.mlp.experts.{e}.gate_proj": "mlp.experts.{e}:gate",
+    "layers.{i}.mlp.experts.{e}.up_proj": "mlp.experts.{e}:up",
+    "layers.{i}.mlp.experts.{e}.down_proj": "mlp.experts.{e}:down",
+}
+MIXTRAL_NAMES = replace(
+    LLAMA_NAMES,
+    layer={
+        **LLAMA_NAMES.layer,
+        "layers.{i}.block_sparse_moe.gate": "mlp.router",
+        "layers.{i}.block_sparse_moe.experts.{e}.w1": "mlp.experts.{e}:gate",
+        "layers.{i}.block_sparse_moe.experts.{e}.w3": "mlp.experts.{e}:up",
+        "layers.{i}.block_sparse_moe.experts.{e}.w2": "mlp.experts.{e}:down",
+    },
+)
+QWEN_MOE_NAMES = replace(
+    LLAMA_NAMES,
+    layer={
+        **LLAMA_NAMES.layer,
+        **_ROUTED_EXPERTS,
+        "layers.{i}.mlp.shared_expert.gate_proj": "mlp.shared.gate_up:gate",
+        "layers.{i}.mlp.shared_expert.up_proj": "mlp.shared.gate_up:up",
+        "layers.{i}.mlp.shared_expert.down_proj": "mlp.shared.down",
+        "layers.{i}.mlp.shared_expert_gate": "mlp.shared_gate",
+    },
+)
+DEEPSEEK_MOE = {
+    **_ROUTED_EXPERTS,
+    "layers.{i}.mlp.gate.e_score_correction_bias": "mlp.router@correction",
+    "layers.{i}.mlp.shared_experts.gate_proj": "mlp.shared.gate_up:gate",
+    "layers.{i}.mlp.shared_experts.up_proj": "mlp.shared.gate_up:up",
+    "layers.{i}.mlp.shared_experts.down_proj": "mlp.shared.down",
+}
+"""Experts as DeepSeek names them, and those who follow it."""
+_MLA_NAMES = WeightNames(
+    layer={
+        **{stem: place for stem, place in LLAMA_NAMES.layer.items() if ".self_attn." not in stem},
+        **DEEPSEEK_MOE,
+        "layers.{i}.self_attn.kv_a_proj_with_mqa": "attention.kv_a",
+        "layers.{i}.self_attn.kv_a_layernorm": "attention.kv_a_norm",
+        "layers.{i}.self_attn.kv_b_proj": "attention.kv_b:kv",
+        "layers.{i}.self_attn.o_proj": "attention.out",
+    },
+    top=_TOP,
+)
+DEEPSEEK_LITE_NAMES = replace(_MLA_NAMES, layer={**_MLA_NAMES.layer, "layers.{i}.self_attn.q_proj": "attention.q"})
+DEEPSEEK_NAMES = replace(
+    _MLA_NAMES,
+    layer={
+        **_MLA_NAMES.layer,
+        "layers.{i}.self_attn.q_a_proj": "attention.q_a:q",
+        "layers.{i}.self_attn.q_a_layernorm": "attention.q_a_norm",
+        "layers.{i}.self_attn.q_b_proj": "attention.q",
+    },
+)
+GLM4_MOE_NAMES = replace(LLAMA_NAMES, layer={**LLAMA_NAMES.layer, **DEEPSEEK_MOE})
+GPT_OSS_NAMES = replace(
+    LLAMA_NAMES,
+    layer={
+        **LLAMA_NAMES.layer,
+        "layers.{i}.self_attn.sinks": "attention.sinks@weight",
+        "layers.{i}.mlp.router": "mlp.router",
+        "layers.{i}.mlp.experts.gate_up_proj": "mlp.experts:gate_up@weight",
+        "layers.{i}.mlp.experts.gate_up_proj_bias": "mlp.experts:gate_up@bias",
+        "layers.{i}.mlp.experts.down_proj": "mlp.experts:down@weight",
+        "layers.{i}.mlp.experts.down_proj_bias": "mlp.experts:down@bias",
+    },
 )
 
 
@@ -333,15 +403,197 @@ def _gemma3_multimodal(config: _Config) -> DecoderSpec:
     return _gemma3(config, GEMMA3_MULTIMODAL_NAMES)
 
 
+def experts_of(config: _Config, names: tuple[str, ...], layers: Iterable[bool], **more: Any) -> MoeSpec:
+    """The experts of a config, whose number stands under one of `names`; `more` says what they are like."""
+    name = next((name for name in names if config.values.get(name) is not None), names[0])
+    count, chosen = config.size(name), config.size("num_experts_per_tok")
+    groups, best = more.get("groups", 1), more.get("groups_per_token", 1)
+    if count % groups:
+        raise config.error("n_group", f"{groups} groups cannot divide {count} experts")
+    if best > groups:
+        raise config.error("topk_group", f"{best} of {groups} groups cannot be chosen")
+    if chosen > count // groups * best:
+        raise config.error("num_experts_per_tok", f"{chosen} of {count // groups * best} experts cannot be chosen")
+    if more.get("group_score") == "two_best" and groups > 1 and count // groups < 2:
+        raise config.error("n_group", "a group is chosen by its two best experts, and has one")
+    return MoeSpec(num_experts=count, experts_per_token=chosen, layers=tuple(layers), **more)
+
+
+def _mixtral(config: _Config) -> DecoderSpec:
+    sliding, layers = config.values.get("sliding_window") is not None, config.size("num_hidden_layers")
+    size = config.size("intermediate_size")
+    moe = experts_of(
+        config, ("num_local_experts", "num_experts"), [True] * layers, intermediate_size=size, normalised=True,
+        activation=_activation(config, "hidden_act"),
+    )  # fmt: skip
+    return _base(config, windows=_windows(config, lambda i: sliding), moe=moe, names=MIXTRAL_NAMES)
+
+
+def _qwen_experts(config: _Config, **more: Any) -> MoeSpec:
+    dense, every = config.values.get("mlp_only_layers") or [], config.size("decoder_sparse_step", 1)
+    if not isinstance(dense, list):
+        raise config.error("mlp_only_layers", f"must be a list of layers, not {dense!r}")
+    layers = [i not in dense and (i + 1) % every == 0 for i in range(config.size("num_hidden_layers"))]
+    return experts_of(
+        config, ("num_experts", "num_local_experts"), layers, intermediate_size=config.size("moe_intermediate_size"),
+        normalised=config.flag("norm_topk_prob"), activation=_activation(config, "hidden_act"), **more,
+    )  # fmt: skip
+
+
+def _qwen2_moe(config: _Config) -> DecoderSpec:
+    sliding, first = config.flag("use_sliding_window"), config.number("max_window_layers", 28)
+    windows = _windows(config, lambda i: i % 2 == 0 and i < first) if sliding else None
+    shared = config.size("shared_expert_intermediate_size")
+    return _base(
+        config, qkv_bias=config.flag("qkv_bias", True), moe=_qwen_experts(config, shared_size=shared, shared_gate=True),
+        windows=windows or (None,) * config.size("num_hidden_layers"), names=QWEN_MOE_NAMES,
+    )  # fmt: skip
+
+
+def _qwen3_moe(config: _Config) -> DecoderSpec:
+    bias, sliding = config.flag("attention_bias"), config.flag("use_sliding_window")
+    window = config.size("sliding_window") if sliding and config.values.get("sliding_window") is not None else None
+    return _base(
+        config, qkv_bias=bias, out_bias=bias, qk_norm="head", moe=_qwen_experts(config),
+        windows=(window,) * config.size("num_hidden_layers"), names=QWEN_MOE_NAMES,
+    )  # fmt: skip
+
+
+def _glm4_moe(config: _Config) -> DecoderSpec:
+    layers, dense = config.size("num_hidden_layers"), config.values.get("first_k_dense_replace", 1)
+    if not isinstance(dense, int):
+        raise config.error("first_k_dense_replace", f"must be a whole number, not {dense!r}")
+    size = config.size("moe_intermediate_size")
+    moe = experts_of(
+        config, ("n_routed_experts", "num_local_experts"), [i >= dense for i in range(layers)],
+        intermediate_size=size, scores="sigmoid", correction=True, groups=config.size("n_group", 1),
+        groups_per_token=config.size("topk_group", 1), group_score="two_best",
+        normalised=config.flag("norm_topk_prob", True), scale=config.number("routed_scaling_factor", 1.0),
+        activation=_activation(config, "hidden_act"), shared_size=size * config.size("n_shared_experts", 1),
+    )  # fmt: skip
+    return _base(
+        config, qkv_bias=config.flag("attention_bias"), qk_norm="head" if config.flag("use_qk_norm") else "none",
+        moe=moe, names=GLM4_MOE_NAMES,
+    )  # fmt: skip
+
+
+def _gpt_oss(config: _Config) -> DecoderSpec:
+    if config.values.get("quantization_config"):
+        cure = "take a checkpoint in bfloat16, as transformers saves one loaded with Mxfp4Config(dequantize=True)"
+        raise config.error("quantization_config", f"experts in MXFP4 are not supported; {cure}")
+    layers, bias = config.size("num_hidden_layers"), config.flag("attention_bias", True)
+    moe = experts_of(
+        config, ("num_local_experts", "num_experts"), [True] * layers,
+        intermediate_size=config.size("intermediate_size"), normalised=True, router_bias=True, bias=True,
+        activation="clamped", alpha=config.number("swiglu_alpha", 1.702), limit=config.number("swiglu_limit", 7.0),
+    )  # fmt: skip
+    return _base(
+        config, qkv_bias=bias, out_bias=bias, sinks=True, windows=_windows(config, lambda i: i % 2 == 0), moe=moe,
+        names=GPT_OSS_NAMES,
+    )  # fmt: skip
+
+
+def _deepseek(config: _Config, **changes: Any) -> DecoderSpec:
+    """What the second and third DeepSeek have in common."""
+    latent, rotated = config.size("kv_lora_rank"), config.size("qk_rope_head_dim")
+    unrotated = config.size("qk_nope_head_dim")
+    low = None if config.values.get("q_lora_rank") is None else config.size("q_lora_rank")
+    bias = config.flag("attention_bias")
+    rope = _rope(config, config.values["rope_parameters"], rotated)
+    if rope.size != rotated:
+        raise config.error("rope_parameters", f"rotates {rope.size} of qk_rope_head_dim {rotated} entries")
+    plain: dict[str, Any] = {
+        "num_kv_heads": 1,
+        "head_size": rotated + latent,
+        "query_scale": (unrotated + rotated) ** -0.5 * _mscale(config, rope) ** 2,
+        "ropes": (rope,),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "names": DEEPSEEK_LITE_NAMES if low is None else DEEPSEEK_NAMES,
+        "mla": MlaSpec(
+            q_lora_rank=low,
+            kv_lora_rank=latent,
+            qk_nope_head_dim=unrotated,
+            qk_rope_head_dim=rotated,
+            v_head_dim=config.size("v_head_dim"),
+            norm_eps=_LATENT_EPS,
+            interleaved=config.flag("rope_interleave", default=True),
+        ),
+    }
+    return _base(config, **{**plain, **changes})
+
+
+_LATENT_EPS = 1e-6
+"""Of the norms of latent vectors, whatever `rms_norm_eps` says."""
+
+
+def _mscale(config: _Config, rope: RopeSpec) -> float:
+    """What a stretched rope multiplies queries and keys by, beside the factor of its cosines and sines."""
+    weight = rope.values.get("mscale_all_dim")
+    if rope.kind == "default" or not isinstance(weight, int | float):
+        return 1.0
+    factor = rope.values.get("factor")
+    if not isinstance(factor, int | float):
+        raise config.error("rope_parameters", "mscale_all_dim needs factor")
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _deepseek_experts(config: _Config, **more: Any) -> MoeSpec | None:
+    """Experts as DeepSeek has them, behind some layers with MLPs; None if there are no others."""
+    config.refuse("moe_layer_freq", 1)
+    layers, dense = config.size("num_hidden_layers"), config.values.get("first_k_dense_replace", 0)
+    if not isinstance(dense, int):
+        raise config.error("first_k_dense_replace", f"must be a whole number, not {dense!r}")
+    if dense >= layers:
+        return None
+    size = config.size("moe_intermediate_size")
+    return experts_of(
+        config, ("n_routed_experts", "num_local_experts"), [i >= dense for i in range(layers)], intermediate_size=size,
+        scale=config.number("routed_scaling_factor", 1.0), activation=_activation(config, "hidden_act"),
+        shared_size=size * config.size("n_shared_experts", 1), **more,
+    )  # fmt: skip
+
+
+def _groups(config: _Config) -> dict[str, int]:
+    return {"groups": config.size("n_group", 1), "groups_per_token": config.size("topk_group", 1)}
+
+
+def _deepseek2(config: _Config) -> DecoderSpec:
+    config.refuse("scoring_func", "softmax")
+    config.refuse("topk_method", "greedy", "group_limited_greedy")
+    config.refuse("norm_topk_prob")
+    groups = _groups(config) if config.values.get("topk_method") == "group_limited_greedy" else {}
+    return _deepseek(config, mlp_bias=config.flag("mlp_bias"), moe=_deepseek_experts(config, **groups))
+
+
+def _deepseek3(config: _Config) -> DecoderSpec:
+    config.refuse("scoring_func", "sigmoid")
+    config.refuse("topk_method", "noaux_tc")
+    normalised = config.flag("norm_topk_prob", default=True)
+    return _deepseek(
+        config,
+        moe=_deepseek_experts(
+            config, scores="sigmoid", correction=True, group_score="two_best", normalised=normalised, **_groups(config)
+        ),
+    )
+
+
 FAMILIES: Mapping[str, Callable[[_Config], DecoderSpec]] = {
+    "DeepseekV2ForCausalLM": _deepseek2,
+    "DeepseekV3ForCausalLM": _deepseek3,
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
     "Gemma3ForConditionalGeneration": _gemma3_multimodal,
+    "Glm4MoeForCausalLM": _glm4_moe,
+    "GptOssForCausalLM": _gpt_oss,
     "GraniteForCausalLM": _granite,
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
+    "MixtralForCausalLM": _mixtral,
     "Olmo2ForCausalLM": _olmo2,
     "Phi3ForCausalLM": _phi3,
     "Qwen2ForCausalLM": _qwen2,
+    "Qwen2MoeForCausalLM": _qwen2_moe,
     "Qwen3ForCausalLM": _qwen3,
+    "Qwen3MoeForCausalLM": _qwen3_moe,
 }

@@ -147,6 +147,8 @@ class Layer(nn.Module, ABC):
 
     kinds: tuple[str, ...] = ("weight",)
     """Parameters it has: `weight`, and perhaps `bias`."""
+    named: tuple[str, ...] = ()
+    """Parameters whose tensors do not end with `.weight` or `.bias`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,6 +289,22 @@ class Norm(Layer):
 
     def fill(self, kind: str, parts: tuple[str, ...], stored: Stored) -> None:
         self.weight.copy_(stored.read(slice(None)))
+
+
+class Sinks(Layer):
+    """A number for each query head of this rank."""
+
+    kinds, named = (), ("weight",)
+
+    def __init__(self, place: Placement, part: Part) -> None:
+        super().__init__()
+        self.part, self.weight = part, place.empty(part.rows)
+
+    def stored_shape(self, kind: str, parts: tuple[str, ...]) -> tuple[int, ...]:
+        return (self.part.full,)
+
+    def fill(self, kind: str, parts: tuple[str, ...], stored: Stored) -> None:
+        self.weight.copy_(stored.read(slice(self.part.start, self.part.start + self.part.rows)))
 
 
 class SplitNorm(Layer):

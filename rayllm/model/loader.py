@@ -25,10 +25,11 @@ from rayllm.kv.layout import KVLayout
 from rayllm.model.checkpoint import Checkpoint, LoadedTensor, open_safetensors
 from rayllm.model.decoder import Decoder
 from rayllm.model.families import config_file, spec_of
-from rayllm.model.fp8 import scaled
+from rayllm.model.fp8 import block_scaled, scaled
 from rayllm.model.gguf import gguf_names, open_gguf
 from rayllm.model.layers import ColumnLinear, Layer, Norm, Placement, SplitNorm, Stored
 from rayllm.model.mistral import MISTRAL_NAMES, in_our_order
+from rayllm.model.moe import Experts, HeldOf, OneExpert
 from rayllm.model.pickled import open_numpy_cache, open_pickled
 from rayllm.model.spec import DecoderSpec, WeightNames
 from rayllm.model.streamed import open_streamed, open_tensorized
@@ -55,6 +56,7 @@ def load_model(
     layout: KVLayout | None = None,
     kv_cache: KvCacheSettings | None = None,
     first: Mapping[str, Sequence[str]] | None = None,
+    held: HeldOf | None = None,
 ) -> Decoder:
     """Make a process's share of a model, ready for `torch.inference_mode`: all of it, or what `ranks` says.
 
@@ -62,7 +64,8 @@ def load_model(
     no file. `max_model_len` is the longest context that will be served (by default what the facts allow); kinds of rope
     that depend on length are set by it. Matrices of the quantized kinds in `keeps` are left as they are stored, for
     `CompiledDecoder`; the decoder by itself cannot run then. `layout` says which layers share KV blocks; without one
-    all of them do. `first` names implementations of operations to try first.
+    all of them do. `first` names implementations of operations to try first. `held` says which experts this rank
+    holds whole; without it, ranks divide each.
 
     Raises:
         ModelError: the architecture is unknown, or a file is missing, damaged, or does not fit it.
@@ -72,7 +75,7 @@ def load_model(
     spec, weights, ranks = spec_of(facts), weights or WeightsConfig(), ranks or Ranks()
     ops = select(device.type, needs_of(spec, dtype, kv_cache), first=first)
     place = Placement(ops, dtype, device, ranks, keeps)
-    model = Decoder(spec, place, max_model_len or facts.max_model_len, layout, kv_cache)
+    model = Decoder(spec, place, max_model_len or facts.max_model_len, layout, kv_cache, held)
     if weights.format == "dummy":
         _fill_randomly(model, seed)
         log.info("%d layers of random weights, as %s", len(model.layers), dtype)
@@ -96,6 +99,7 @@ def needs_of(spec: DecoderSpec, dtype: torch.dtype, kv_cache: KvCacheSettings | 
         dtype=dtype,
         head_size=spec.head_size,
         soft_cap=spec.attention_soft_cap is not None,
+        sinks=spec.sinks,
         cache_of_its_own=kv_cache is not None and kv_cache.dtype is not None,
     )
 
@@ -142,7 +146,11 @@ def open_weights(
     """
     files = _files(facts, weights, rank)
     checkpoint = _open(facts, files, replace(weights, format=files.format), dtype)
-    return (scaled(checkpoint) if weights.quantization == "fbgemm_fp8" else checkpoint), files
+    if weights.quantization == "fbgemm_fp8":
+        checkpoint = scaled(checkpoint)
+    elif weights.quantization == "fp8":
+        checkpoint = block_scaled(checkpoint, weights.quantized_blocks)
+    return checkpoint, files
 
 
 def _open(facts: ModelFacts, files: WeightFiles, weights: WeightsConfig, dtype: torch.dtype) -> Checkpoint:
@@ -258,7 +266,9 @@ def _targets(model: Decoder, names: WeightNames, checkpoint: Checkpoint) -> Iter
         yield from _at(model, f"{head_prefix if place == 'head' else prefix}{stem}", place)
     for i, layer in zip(model.numbers, model.layers, strict=True):
         for stem, place in names.layer.items():
-            yield from _at(layer, prefix + stem.format(i=i), place)
+            numbers = range(model.spec.moe.num_experts if model.spec.moe is not None else 0) if "{e}" in stem else (0,)
+            for e in numbers:
+                yield from _at(layer, prefix + stem.format(i=i, e=e), place.format(e=e))
             if place == "attention.out":
                 attention = prefix + stem.format(i=i).rpartition(".")[0]
                 yield from _scales(layer.attention.kv_scales_2, attention, checkpoint)
@@ -282,16 +292,20 @@ def _scales(scales_2: Tensor, attention: str, checkpoint: Checkpoint) -> Iterato
 
 
 def _at(root: nn.Module, stem: str, place: str) -> Iterator[tuple[str, Target]]:
+    """The tensors for a place of `WeightNames`; none if the model has no such module."""
+    place, _, named = place.partition("@")
     path, _, parts = place.partition(":")
-    layer = root
+    layer: Any = root
     for step in path.split("."):
-        layer = getattr(layer, step)
+        layer = layer.expert(int(step)) if isinstance(layer, Experts) else getattr(layer, step, None)
     if layer is None:
         return
-    assert isinstance(layer, Layer), place
+    assert isinstance(layer, Layer | OneExpert), place
     split = tuple(parts.split("+"))
-    for kind in layer.kinds:
-        yield f"{stem}.{kind}", Target(layer.stored_shape(kind, split), partial(layer.fill, kind, split))
+    for kind in layer.named if named else layer.kinds:
+        if named in ("", kind):
+            name = stem if named else f"{stem}.{kind}"
+            yield name, Target(layer.stored_shape(kind, split), partial(layer.fill, kind, split))
 
 
 def _used_prefix(prefixes: tuple[str, ...] | list[str], tensors: Mapping[str, Stored]) -> str:
@@ -301,13 +315,20 @@ def _used_prefix(prefixes: tuple[str, ...] | list[str], tensors: Mapping[str, St
 
 def _ignorable(name: str, model: Decoder, names: WeightNames, facts: ModelFacts) -> bool:
     layer = _OF_LAYER.search(name)
-    if layer is not None and "num_hidden_layers" in facts.overrides and int(layer[1]) >= model.spec.num_layers:
+    if layer is not None and _is_beyond(int(layer[1]), model.spec.num_layers, facts):
         return True
     if model.ranks.stages > 1 and (layer is None or int(layer[1]) not in model.numbers):
         return True  # another stage's
     if model.spec.tied and name.endswith("lm_head.weight"):
         return True
     return name.endswith(_IGNORED_ENDINGS) or name.startswith(names.ignored)
+
+
+def _is_beyond(layer: int, layers: int, facts: ModelFacts) -> bool:
+    """Whether a layer is not of the decoder: cut off by an override, or one that predicts tokens further ahead."""
+    ahead = facts.config.get("num_nextn_predict_layers")
+    end = layers + ahead if isinstance(ahead, int) else layers
+    return layer >= layers and ("num_hidden_layers" in facts.overrides or layer < end)
 
 
 def _fill_randomly(model: Decoder, seed: int) -> None:

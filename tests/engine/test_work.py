@@ -10,7 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from rayllm.config.model_facts import read_model_facts
 from rayllm.engine.work import FLOPS, READ, WRITTEN, Work, tokens_kept, tokens_seen
 from rayllm.model.families import spec_of
+from rayllm.model.loader import load_model
 from rayllm.serving.metrics import prometheus_text
+from tests.model.runner import Runner, Sequence
 from tests.models import make_tiny
 
 from .conftest import make_add, make_config
@@ -60,6 +62,23 @@ def test_operations_are_those_of_the_products(bench, model, name):
     stats, _ = estimated(bench, folder, PROMPT[:1], outputs)
     tokens = [PROMPT[0]] * outputs  # which ones does not matter
     assert stats.estimates[FLOPS] == counted(folder, tokens)
+
+
+@pytest.mark.option("enable-mfu-metrics")
+@pytest.mark.parametrize("name", ["deepseek2", "deepseek2_lite"])
+def test_operations_of_latent_attention(bench, model, name):
+    """Those of our own decoder, as others widen what is cached; over blocks of a token, which leave none to pad."""
+    folder, outputs = model(name), 12
+    stats, _ = estimated(bench, folder, PROMPT[:1], outputs)
+    decoder = load_model(read_model_facts(str(folder)), torch.float32, torch.device("cpu"))
+    runner, sequence = Runner(decoder, 1, outputs, block_size=1), Sequence([PROMPT[0]] * outputs)
+    with FlopCounterMode(display=False) as counter:
+        for _ in range(outputs):
+            runner.step([(0, sequence, 1)])
+    spec = spec_of(read_model_facts(str(folder)))
+    alone = 2 * spec.num_layers * spec.num_heads * spec.mla.kv_lora_rank  # what a lone token sees is no product
+    assert stats.estimates[FLOPS] == counter.get_total_flops() + alone
+    assert stats.estimates[WRITTEN] == outputs * spec.num_layers * spec.head_size * 4
 
 
 @pytest.mark.option("enable-mfu-metrics")

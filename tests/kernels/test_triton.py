@@ -19,14 +19,17 @@ SHARED_BYTES = {80: 166912, 90: 232448, 100: 232448}
 SCALARS = {"eps": "fp32", "scale": "fp32", "cap": "fp32"}
 POINTERS = {
     "table": "*i32", "query_start": "*i32", "seq_lens": "*i32", "slots": "*i64", "parts": "*fp32", "sinks": "*fp32",
-    "angles": "*fp32",
+    "angles": "*fp32", "sources": "*i64", "tile_experts": "*i64", "tile_rows": "*i64", "tile_ends": "*i64",
 }  # fmt: skip
-DATA = {"x", "residual", "weight", "out", "q", "k", "v", "keys", "values", "gate_up"}
+DATA = {"x", "residual", "weight", "out", "q", "k", "v", "keys", "values", "gate_up", "bias"}
 
 
 @pytest.mark.parametrize(
     ("part", "only"),
-    [("ops", "test"), ("attention", "half"), pytest.param("attention", "test", marks=pytest.mark.long)],
+    [
+        ("ops", "test"), ("experts", "test"), ("attention", "half"),
+        pytest.param("attention", "test", marks=pytest.mark.long),
+    ],
 )
 def test_under_the_interpreter(part: str, only: str) -> None:
     """The tests of all versions, in a process where Triton is interpreted. All of attention's take minutes.
@@ -65,6 +68,13 @@ def row_shapes() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "rotary_kernel", {"BLOCK": 64}
 
 
+def expert_shapes() -> Iterator[tuple[str, dict[str, Any]]]:
+    from rayllm_kernels.triton.experts import COLUMNS, DEPTH, ROWS
+
+    for bias in (False, True):
+        yield f"grouped_kernel {bias}", {"BIAS": bias, "M": ROWS, "N": COLUMNS, "K": DEPTH}
+
+
 @pytest.mark.parametrize(
     ("architecture", "dtype", "heads"),
     [
@@ -80,10 +90,10 @@ def test_compiles_ahead(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from rayllm_kernels.triton import attention, rows
+    from rayllm_kernels.triton import attention, experts, rows
 
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    for module, shapes in ((attention, attention_shapes(heads)), (rows, row_shapes())):
+    for module, shapes in ((attention, attention_shapes(heads)), (rows, row_shapes()), (experts, expert_shapes())):
         for name, constants in shapes:
             kernel = getattr(module, name.split()[0])
             types = {

@@ -1,7 +1,8 @@
 """A model that ranks and stages of this process hold together, with the interface of one decoder."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from rayllm.config.model_facts import read_model_facts
 from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
 from rayllm.model.loader import load_model
+from rayllm.model.moe import HeldOf
 from rayllm.parallel.fake import Threads
+from rayllm.parallel.group import Group
 from rayllm.parallel.ranks import Ranks
 
 
@@ -26,14 +29,24 @@ def share(path: Path, ranks: Ranks, compiled: bool = False, **more: Any) -> Deco
 class Divided:
     """Stands in for a decoder; every rank of the last stage must give the same logits."""
 
-    def __init__(self, threads: Threads, path: Path, stages: int = 1, compiled: bool = False, **more: Any) -> None:
+    def __init__(
+        self,
+        threads: Threads,
+        path: Path,
+        stages: int = 1,
+        compiled: bool = False,
+        held: Callable[[Group], HeldOf] | None = None,
+        **more: Any,
+    ) -> None:
+        """`held` gives the experts of each rank, by its group."""
         self._threads = threads
-        self.stages = [
-            threads.run(
-                lambda rank, stage=stage: share(path, Ranks(threads.groups[rank], stage, stages), compiled, **more)
-            )
-            for stage in range(stages)
-        ]
+
+        def made(rank: int, stage: int) -> Decoder | CompiledDecoder:
+            group = threads.groups[rank]
+            own = None if held is None else held(group)
+            return share(path, Ranks(group, stage, stages), compiled, held=own, **more)
+
+        self.stages = [threads.run(partial(made, stage=stage)) for stage in range(stages)]
         """Models, by stage and rank."""
 
     def new_caches(self, num_blocks: int, block_size: int) -> list[list[Any]]:

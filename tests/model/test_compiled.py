@@ -96,6 +96,40 @@ def test_measured_scales_are_those_of_the_plain_decoder(tiny: Tiny, load: Load, 
     assert model.kv_scales()[1] == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen2_moe", "gpt_oss", "glm4_moe"])
+def test_experts_give_the_same_bits_in_company(tiny: Tiny, load: Load, name: str, dtype: torch.dtype) -> None:
+    prompts = [random_tokens(count, seed) for seed, count in enumerate((1, 30, 64, 5, 47))]
+    model = compiled(load, tiny(name), dtype)
+    alone = [all_logits(model, prompt) for prompt in prompts]
+    sequences, model = [Sequence(list(prompt)) for prompt in prompts], compiled(load, tiny(name), dtype, threads=1)
+    runner, chunks = Runner(model, len(prompts), 64), (1, 7, 64, 2, 20)
+    while any(s.computed < len(s.tokens) for s in sequences):
+        left = [min(chunk, len(s.tokens) - s.computed) for s, chunk in zip(sequences, chunks, strict=True)]
+        runner.step([(row, sequences[row], count) for row, count in enumerate(left) if count])
+    for sequence, wanted in zip(sequences, alone, strict=True):
+        assert torch.equal(torch.stack(sequence.logits), wanted)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "gpt_oss"])
+def test_experts_in_integers_are_near(tiny: Tiny, load: Load, name: str) -> None:
+    """Few tokens are near enough to two experts for rounding to choose between these."""
+    tokens = random_tokens(60)
+    exact, got = all_logits(load(tiny(name)), tokens), all_logits(compiled(load, tiny(name), torch.bfloat16), tokens)
+    assert torch.nn.functional.cosine_similarity(got, exact, dim=-1).median() > 0.999
+
+
+def test_routed_experts_are_told(tiny: Tiny, load: Load) -> None:
+    """Of the layers that have some, for each token of the last step."""
+    models = load(tiny("qwen3_moe")), compiled(load, tiny("qwen3_moe"))
+    for model in models:
+        all_logits(model, random_tokens(20), 15)
+    plain, told = (model.routed for model in models)
+    assert list(plain) == list(told) == [0, 2]
+    assert {ids.shape for ids in told.values()} == {(5, 4)}
+    assert all(torch.equal(told[layer], ids) for layer, ids in plain.items())
+
+
 def test_block_size_that_does_not_fit_is_refused(tiny: Tiny, load: Load) -> None:
     with pytest.raises(ConfigError, match="block-size"):
         compiled(load, tiny("llama")).new_caches(4, 24)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from rayllm.config.kv_cache import KvCacheSettings
 from rayllm.config.load import load as config_load
@@ -21,7 +22,9 @@ from rayllm.model.compiled import CompiledDecoder
 from rayllm.model.decoder import Decoder
 from rayllm.model.layers import Embedded
 from rayllm.model.loader import own_parameters
+from rayllm.model.moe import Held, HeldOf
 from rayllm.model.sharded_state import Share, save_sharded_state
+from rayllm.parallel.group import Group
 from rayllm.parallel.ranks import Ranks
 from rayllm.worker.worker import build_model
 from rayllm_kernels import AttentionBatch
@@ -258,3 +261,36 @@ def test_which_decoder_is_built(tiny: Tiny) -> None:
 def test_models_of_transformers_are_not_divided(tiny: Tiny, place: Ranks, option: str) -> None:
     with pytest.raises(ConfigError, match=f"{option}: GPTNeoXForCausalLM runs by the code of transformers"):
         build(tiny("gpt_neox"), place)
+
+
+class Dealt:
+    """The experts of a rank, where ranks take turns, and each has the tokens of all."""
+
+    def __init__(self, group: Group, experts: int) -> None:
+        self._group, self.logical = group, list(range(group.rank, experts, group.size))
+
+    def dispatch(self, x_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mine_TK = ids_TK % self._group.size == self._group.rank
+        return x_TD, torch.where(mine_TK, ids_TK // self._group.size, -1), weights_TK
+
+    def combine(self, y_SD: Tensor) -> Tensor:
+        return self._group.all_reduce(y_SD)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
+@pytest.mark.parametrize("name", ["qwen2_moe", "qwen3_moe", "gpt_oss"])
+def test_experts_that_ranks_hold_whole(tiny: Tiny, name: str, compiled: bool) -> None:
+    """Beside attention and shared experts that they divide."""
+    path = tiny(name)
+    whole, prompt = share(path, Ranks(), compiled), tokens_of(1, 45)
+    count = whole.spec.moe.num_experts if whole.spec.moe is not None else 0
+
+    def held(group: Group) -> HeldOf:
+        def of_layer(layer: int) -> Held:
+            dealt = Dealt(group, count)
+            return Held(dealt.logical, dealt)
+
+        return of_layer
+
+    with divided(path, 2, 1, compiled, held=held) as model:
+        torch.testing.assert_close(all_logits(model, prompt, 7), all_logits(whole, prompt), atol=2e-4, rtol=1e-4)

@@ -52,8 +52,8 @@ def started(path: Path | str, *arguments: str) -> Any:
 def test_classes_that_only_transformers_has(
     tiny: Tiny, reference: Callable[[Path], Any], name: str, kernels: str
 ) -> None:
-    """Positions learned and rotated, windows, scaled logits, experts, sinks."""
-    model = started(tiny(name), "--attention-backend", kernels)
+    """Positions learned and rotated, windows, scaled logits; experts and sinks, where it is asked for."""
+    model = started(tiny(name), "--attention-backend", kernels, "--model-impl", "transformers")
     assert isinstance(model, TransformersDecoder)
     theirs = reference(tiny(name))
     with torch.inference_mode():

@@ -33,7 +33,8 @@ HYBRID = {"kv_layout": group_layers([None if i == 5 else 6 for i in range(6)], 1
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelFacts]:
-    return {n: read_model_facts(str(make_tiny(n, tmp_path_factory.mktemp(n)))) for n in ("llama", "gemma3")}
+    names = ("llama", "gemma3", "deepseek2")
+    return {n: read_model_facts(str(make_tiny(n, tmp_path_factory.mktemp(n)))) for n in names}
 
 
 class Runner:
@@ -114,6 +115,7 @@ def alone(facts: dict[str, ModelFacts]) -> dict[str, list[list[int]]]:
         ("gemma3", HYBRID),
         ("gemma3", HYBRID | PIECES | {"num_blocks": 80, "enable_prefix_caching": False}),
         ("gemma3", HYBRID | {"attention_backend": "torch"}),
+        ("deepseek2", PIECES | {"num_blocks": 41}),
     ],
     ids=[
         "batched",
@@ -129,6 +131,7 @@ def alone(facts: dict[str, ModelFacts]) -> dict[str, list[list[int]]]:
         "hybrid",
         "hybrid_uncached",
         "hybrid_torch",
+        "latent",
     ],
 )
 def test_same_tokens_in_any_company(

@@ -128,8 +128,8 @@ MODEL = (
         name="quantization",
         kind=Kind.STR,
         aliases=("-q",),
-        help="How the weights are quantized: gguf, for a GGUF file, or fbgemm_fp8 (see "
-        "--allow-deprecated-quantization). Unset: as the files say.",
+        help="How the weights are quantized: gguf, for a GGUF file; fp8 with scales of blocks, which is turned back "
+        "into --dtype as it is read; or fbgemm_fp8 (see --allow-deprecated-quantization). Unset: as the files say.",
     ),
     Option(
         name="allow-deprecated-quantization",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rayllm_kernels import REFERENCE, AttentionBatch
-from rayllm_kernels.native.library import BLOCK, Kind, Machine
+from rayllm_kernels.native.library import BLOCK, Kind, Machine, side_by_side
 from rayllm_kernels.native.program import Heads, LayerCache, Program, cache_bytes, cache_shape
 from rayllm_kernels.storage import DTYPES
 from tests.kernels.conftest import library_of
@@ -84,6 +84,33 @@ def test_product_into_some_columns(bench: Bench, machine: Machine) -> None:
     torch.testing.assert_close(out[:, 4:13], bench.before[:, :20] @ weight.T)
     assert out[:, :4].isnan().all()
     assert out[:, 13:].isnan().all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("integer", [False, True])
+@pytest.mark.parametrize(("heads", "n", "k"), [(1, 16, 16), (5, 20, 33), (3, 100, 130), (12, 8, 1)])
+def test_each_head_has_its_product(variant: str, threads: int, integer: bool, heads: int, n: int, k: int) -> None:
+    """The bits of a product by itself, for heads of the source and for one source of all heads; the rest is left."""
+    machine = Machine(threads, library_of(variant))
+    weight_NEK = torch.randn(heads, n, k).to(torch.bfloat16 if integer else torch.float32)
+    packed = machine.pack(side_by_side(weight_NEK), integer=integer)
+    alone = [machine.pack(weight, integer=integer) for weight in weight_NEK]
+    for rows in (1, 7, 120):
+        for step in (0, k + 3):
+            program = Program((heads * (k + 3), 2 + heads * (n + 1)), rows)
+            program.buffer(0).copy_(torch.randn(rows, heads * (k + 3)))
+            program.buffer(1).fill_(NAN)
+            program.head_linear(0, 1, packed, heads, n, n + 1, step, offset=2)
+            program.finish()
+            batch = AttentionBatch.from_numpy(
+                np.array([0, rows]), np.array([rows]), np.zeros((1, 1)), np.arange(rows, dtype=np.int64)
+            )
+            out = program.run(machine, torch.zeros(rows, dtype=torch.int64), batch, [torch.zeros(0)], 1)
+            assert out[:, :2].isnan().all()
+            for head, part in enumerate(out[:, 2:].split(n + 1, dim=1)):
+                source = program.buffer(0)[:, head * step : head * step + k]
+                assert torch.equal(part[:, :n], machine.linear(source, alone[head])), (rows, step, head)
+                assert part[:, n].isnan().all()
 
 
 @pytest.mark.parametrize("kind", list(BLOCK))
