@@ -6,7 +6,7 @@ Parameters are numpy arrays on the host, contiguous, one entry a row.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,12 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.uint64]
+Bits = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How the token of each of R rows is chosen."""
+    """How the token of each of R rows, or of N of them, is chosen. All arrays but `at` have as many entries."""
 
     temperature: Floats
     """0: the likeliest token; nothing else of the row matters then."""
@@ -34,6 +35,16 @@ class Draws:
     """The mass that the likeliest tokens must reach together; 1 keeps all."""
     key: Keys
     """Of the noise (see `gumbel`)."""
+    at: Ints | None = None
+    """Which rows of the logits; None: all."""
+
+    def of(self, at_N: Ints) -> "Draws":
+        """The same for some of all rows."""
+        assert self.at is None
+        return replace(
+            self, temperature=self.temperature[at_N], min_p=self.min_p[at_N], top_k=self.top_k[at_N],
+            top_p=self.top_p[at_N], key=self.key[at_N], at=at_N,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +99,14 @@ def gumbel(key: int, token_ids: Ints) -> Floats:
 
 
 def choose(logits_RV: Tensor, draws: Draws) -> Tensor:
-    """One token for each row, (R) int64; -1 where no logit is above minus infinity.
+    """One token for each row, or each that `draws.at` names, int64; -1 where no logit is above minus infinity.
 
     Logits are divided by the temperature, then min-p, top-k and top-p each leave those that reach an edge, so that
     equals at an edge all stay. Top-p counts the mass of what the others left, in descending order, until it reaches
     its share. Of what stays the largest sum with `gumbel` noise is taken, the first of equals. A scaled logit of plus
     infinity is taken before any other.
     """
-    rows = logits_RV.cpu().numpy()
+    rows = (logits_RV if draws.at is None else logits_RV[torch.from_numpy(draws.at)]).cpu().numpy()
     return torch.tensor([_choose(row_V, draws, r) for r, row_V in enumerate(rows)], dtype=torch.int64)
 
 
@@ -130,6 +141,18 @@ def survivors(scaled_V: Floats, top: np.float32, min_p: float, top_k: int, top_p
         last = min(int(np.searchsorted(mass, top_p * mass[-1])), len(order) - 1)
         ids = ids[values >= values[order[last]]]
     return ids
+
+
+def restrict(logits_RV: Tensor, at_N: Ints, bits_NW: Bits) -> None:
+    """Set to minus infinity, in rows `at_N`, the logits of all tokens whose bit is 0.
+
+    A row of `bits_NW` has a bit for each token, in words of 32, the lowest bit first.
+    """
+    vocab = logits_RV.shape[1]
+    set_NV = np.unpackbits(bits_NW.view(np.uint8), axis=1, count=vocab, bitorder="little")
+    barred_NV = torch.from_numpy(set_NV).to(logits_RV.device) == 0
+    for at, barred_V in zip(at_N.tolist(), barred_NV, strict=True):
+        logits_RV[at].masked_fill_(barred_V, NEVER)
 
 
 def penalise(logits_RV: Tensor, penalties: Penalties) -> None:
@@ -185,8 +208,9 @@ class SamplingOps:
     """One version of each operation above."""
 
     choose: Callable[[Tensor, Draws], Tensor]
+    restrict: Callable[[Tensor, Ints, Bits], None]
     penalise: Callable[[Tensor, Penalties], None]
     log_probabilities: Callable[[Tensor, Ints, Ints, int], LogProbabilities]
 
 
-REFERENCE = SamplingOps(choose, penalise, log_probabilities)
+REFERENCE = SamplingOps(choose, restrict, penalise, log_probabilities)

@@ -157,7 +157,8 @@ def load(variant: Variant) -> Any:
             None,
             (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p),
         ),
-        "choose": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int64, *(c_void_p,) * 6)),
+        "choose": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int64, *(c_void_p,) * 7)),
+        "restrict": (None, (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p)),
         "penalise": (
             None,
             (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int64, *(c_void_p,) * 6),
@@ -276,13 +277,24 @@ class Machine:
     def choose(self, logits_RV: Tensor, draws: Draws) -> Tensor:
         """See `sampling.choose`."""
         assert logits_RV.dtype == torch.float32
-        out = torch.empty(len(logits_RV), dtype=torch.int64)
+        rows = len(logits_RV) if draws.at is None else len(draws.at)
+        out = torch.empty(rows, dtype=torch.int64)
         self._lib.rk_choose(
-            self.handle, logits_RV.data_ptr(), logits_RV.stride(0), *logits_RV.shape, draws.temperature.ctypes.data,
+            self.handle, logits_RV.data_ptr(), logits_RV.stride(0), rows, logits_RV.shape[1],
+            0 if draws.at is None else draws.at.ctypes.data, draws.temperature.ctypes.data,
             draws.min_p.ctypes.data, draws.top_k.ctypes.data, draws.top_p.ctypes.data, draws.key.ctypes.data,
             out.data_ptr(),
         )  # fmt: skip
         return out
+
+    def restrict(self, logits_RV: Tensor, at_N: npt.NDArray[np.int64], bits_NW: npt.NDArray[np.int32]) -> None:
+        """See `sampling.restrict`."""
+        assert logits_RV.dtype == torch.float32
+        assert bits_NW.shape == (len(at_N), -(-logits_RV.shape[1] // 32))
+        self._lib.rk_restrict(
+            self.handle, logits_RV.data_ptr(), logits_RV.stride(0), logits_RV.shape[1], len(at_N), at_N.ctypes.data,
+            bits_NW.ctypes.data,
+        )  # fmt: skip
 
     def penalise(self, logits_RV: Tensor, penalties: Penalties) -> None:
         """See `sampling.penalise`."""
@@ -313,7 +325,7 @@ class Machine:
 
     def sampling(self) -> SamplingOps:
         """The operations of `sampling`, on these threads."""
-        return SamplingOps(self.choose, self.penalise, self.log_probabilities)
+        return SamplingOps(self.choose, self.restrict, self.penalise, self.log_probabilities)
 
     def run(self, program: Any, length: int, buffers: Any, widths: Any, step: Step) -> None:
         """Carry out a program's instructions on a step."""

@@ -212,6 +212,20 @@ long choose(const float* x, long n, float temperature, double min_p, long top_k,
     return draw(row, temperature, edge, top, key, s.tops);
 }
 
+// ---- forms
+
+// Make NEVER of what has no bit in `set`, a bit for each entry.
+void restrict_to(float* x, long n, const uint32_t* set) {
+    long whole = n / 32;
+    for (long w = 0; w < whole; w++) {
+        if (set[w] == ~0u) continue;
+        float* part = x + w * 32;
+        for (int i = 0; i < 32; i++) part[i] = set[w] >> i & 1 ? part[i] : NEVER;
+    }
+    for (long i = whole * 32; i < n; i++)
+        if (!(set[whole] >> (i - whole * 32) & 1)) x[i] = NEVER;
+}
+
 // ---- penalties
 
 struct Penalty {
@@ -300,11 +314,17 @@ template <class F> void by_sampled_rows(void* machine, long rows, F&& fn) {
 
 extern "C" {
 
-void rk_choose(void* machine, const float* logits, int64_t ld, int64_t rows, int64_t n, const float* temperature, const double* min_p,
-               const int64_t* top_k, const double* top_p, const uint64_t* key, int64_t* out) {
+// `at`: which rows of the logits; none for all.
+void rk_choose(void* machine, const float* logits, int64_t ld, int64_t rows, int64_t n, const int64_t* at, const float* temperature,
+               const double* min_p, const int64_t* top_k, const double* top_p, const uint64_t* key, int64_t* out) {
     by_sampled_rows(machine, rows, [&](long r, SampleScratch& s) {
-        out[r] = choose(logits + r * ld, n, temperature[r], min_p[r], top_k[r], top_p[r], key[r], s);
+        out[r] = choose(logits + (at ? at[r] : r) * ld, n, temperature[r], min_p[r], top_k[r], top_p[r], key[r], s);
     });
+}
+
+void rk_restrict(void* machine, float* logits, int64_t ld, int64_t n, int64_t rows, const int64_t* at, const uint32_t* sets) {
+    long words = (n + 31) / 32;
+    ((Machine*)machine)->pool.run(rows, [&](long r, int) { restrict_to(logits + at[r] * ld, n, sets + r * words); });
 }
 
 // `at`: which rows of the logits; `held`: which rows of the tokens.

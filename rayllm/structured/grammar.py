@@ -35,6 +35,10 @@ class Matcher(Protocol):
         """
         ...
 
+    def allows(self, token: int) -> bool | None:
+        """Whether `fill` would set the bit of a token, no end token; None where only `fill` can ever tell."""
+        ...
+
     def consume(self, token: int) -> None:
         """Go on by one token, which must be one that may follow.
 

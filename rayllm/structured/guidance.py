@@ -35,6 +35,13 @@ class GuidanceMatcher:
         if self._inner.is_error():
             raise GrammarError(shown(self._inner.get_error()))
 
+    def allows(self, token: int) -> bool:
+        """See `Matcher.allows`."""
+        # Of what must follow, masks have the tokenizer's own tokens only; the library would take its parts as well.
+        if forced := self._inner.compute_ff_tokens():
+            return bool(token == forced[0])
+        return bool(self._inner.validate_tokens([token]))
+
     def consume(self, token: int) -> None:
         """See `Matcher.consume`."""
         if not self._inner.consume_token(token):

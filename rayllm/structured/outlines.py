@@ -27,6 +27,9 @@ class OutlinesMatcher:
         """See `Matcher.fill`."""
         self._inner.write_mask_into(bits.ctypes.data, bits.size, bits.itemsize)
 
+    def allows(self, token: int) -> None:
+        """See `Matcher.allows`."""
+
     def consume(self, token: int) -> None:
         """See `Matcher.consume`."""
         try:

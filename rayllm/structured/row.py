@@ -17,14 +17,14 @@ class RowGrammar:
     def __init__(
         self,
         grammar: Callable[[], Grammar],
-        after: tuple[int, ...],
+        after: tuple[tuple[int, ...], ...],
         ends: tuple[int, ...],
         stops: tuple[int, ...],
         begins: tuple[tuple[int, ...], ...] = (),
     ) -> None:
-        """The output is free until the tokens `after` stand in it; where there are `begins`, only if it begins with
-        one of them. When it is complete it may be followed by the model's `ends`, which follow nothing else, and by
-        `stops`.
+        """The output is free until the tokens of one of `after` stand in it; where there are `begins`, only if it
+        begins with one of them. When it is complete it may be followed by the model's `ends`, which follow nothing
+        else, and by `stops`.
         """
         self._grammar = grammar
         self._matcher: Matcher | None = None
@@ -40,6 +40,8 @@ class RowGrammar:
         self._ended = False
         self.must_end = False
         """Whether only such tokens may follow, as `fill` found."""
+        self.tells = True
+        """Whether `allows` is worth asking; known once it was asked."""
 
     def fill(self, output: Tokens, bits: Bits) -> None:
         """Set `bits` to the tokens that may follow `output`.
@@ -48,11 +50,7 @@ class RowGrammar:
             GrammarError: the output left the grammar, or nothing can follow it.
             RequestError: the grammar cannot be had.
         """
-        if self._matcher is None:
-            self._matcher = self._grammar().matcher()
-        for at in range(self._seen, len(output)):
-            self._take(output, at)
-        self._seen = len(output)
+        matcher = self._follow(output)
         self.must_end = False
         if self._free:
             bits.fill(-1)
@@ -63,8 +61,8 @@ class RowGrammar:
         if self._ended or self._lost:
             bits.fill(0)
         else:
-            self._matcher.fill(bits)
-            complete = self._matcher.complete
+            matcher.fill(bits)
+            complete = matcher.complete
         for word, mask in self._ends:
             bits[word] &= ~mask
         for begin in self._maybe:
@@ -79,12 +77,36 @@ class RowGrammar:
         for word, mask in (*self._ends, *self._stops):
             bits[word] |= mask
 
+    def allows(self, output: Tokens, token: int) -> bool:
+        """Whether a token may follow `output`, as far as that can be told for less than `fill` takes: no where not.
+
+        Raises:
+            GrammarError: the output left the grammar.
+            RequestError: the grammar cannot be had.
+        """
+        matcher = self._follow(output)
+        if token in self._known or self._maybe or self._lost or self._ended:
+            return False
+        if self._free:
+            return True
+        told = matcher.allows(token)
+        self.tells = told is not None
+        return bool(told)
+
+    def _follow(self, output: Tokens) -> Matcher:
+        """Catch up with the output."""
+        if self._matcher is None:
+            self._matcher = self._grammar().matcher()
+        for at in range(self._seen, len(output)):
+            self._take(output, at)
+        self._seen = len(output)
+        return self._matcher
+
     def _take(self, output: Tokens, at: int) -> None:
         assert self._matcher is not None
         token = int(output[at])
         if self._free:
-            begin = at + 1 - len(self._after)
-            self._free = not (begin >= 0 and tuple(output[begin : at + 1].tolist()) == self._after)
+            self._free = not any(ends_with(output, at, ids) for ids in self._after)
             return
         self._maybe = tuple(begin for begin in self._maybe if begin[at] == token)
         if any(len(begin) == at + 1 for begin in self._maybe):
@@ -105,6 +127,12 @@ class RowGrammar:
             if not self._maybe:
                 raise
             self._lost = True
+
+
+def ends_with(output: Tokens, at: int, ids: tuple[int, ...]) -> bool:
+    """Whether the tokens up to `output[at]` end with these."""
+    begin = at + 1 - len(ids)
+    return begin >= 0 and tuple(output[begin : at + 1].tolist()) == ids
 
 
 def _place(token: int) -> tuple[int, np.int32]:

@@ -40,6 +40,9 @@ class XGrammarMatcher:
         if time.perf_counter() - began > LONGEST_MASK_S:
             raise GrammarError("the grammar is too ambiguous to be followed in time")
 
+    def allows(self, token: int) -> None:
+        """See `Matcher.allows`."""
+
     def consume(self, token: int) -> None:
         """See `Matcher.consume`."""
         if not self._inner.accept_token(token):

@@ -230,9 +230,13 @@ class Batch:
         return state
 
     def all_plain(self, rows: Rows) -> bool:
-        """Whether all of the rows want the likeliest token, with nothing that changes or reports logits."""
+        """Whether all of the rows want the likeliest token, with nothing but forms that changes or reports logits."""
         p = self._sampling
         return bool((p.plain[rows] & (self._length[rows] >= p.may_end[rows])).all())
+
+    def held_to_forms(self, rows: Rows) -> list[tuple[int, RowState]]:
+        """Those of the rows whose output must follow a grammar, and where they stand among them."""
+        return [(i, self.state(int(rows[i]))) for i in np.flatnonzero(self._sampling.form[rows]).tolist()]
 
     def sample_ask(self, held: Rows) -> SampleAsk:
         """What the rows ask of the sampler."""
@@ -308,6 +312,7 @@ class _SamplingArrays:
     def __init__(self, rows: int, edits_all: bool) -> None:
         self._edits_all = edits_all
         self.plain = np.zeros(rows, bool)
+        self.form = np.zeros(rows, bool)
         self.penalised = np.zeros(rows, bool)
         self.edited = np.zeros(rows, bool)
         self.may_end = np.zeros(rows, np.int64)  # the length from which on end tokens are allowed
@@ -327,13 +332,14 @@ class _SamplingArrays:
         """Note what a request asks for."""
         p = start.sampling
         self.penalised[row] = p.repetition_penalty != 1.0 or bool(p.frequency_penalty or p.presence_penalty)
-        self.edited[row] = (
+        edited = (
             self._edits_all
             or p.allowed_token_ids is not None
-            or p.structured_outputs is not None
             or p.thinking is not None
             or bool(p.logprob_token_ids or p.bad_words_ids or p.logit_bias or p.extra_args)
         )
+        self.form[row] = p.structured_outputs is not None
+        self.edited[row] = edited or self.form[row]
         self.may_end[row] = start.prompt_length + p.min_tokens
         self.prompt_length[row] = start.prompt_length
         self.temperature[row] = 0.0 if p.greedy else p.temperature
@@ -344,4 +350,4 @@ class _SamplingArrays:
         self.logprobs[row] = NO_LOGPROBS if p.logprobs is None else p.logprobs
         assert p.greedy or p.seed is not None
         self.stream[row] = stream_key(p.seed or 0, start.choice_index)
-        self.plain[row] = p.greedy and p.logprobs is None and not (self.penalised[row] or self.edited[row])
+        self.plain[row] = p.greedy and p.logprobs is None and not (self.penalised[row] or edited)

@@ -3,11 +3,15 @@
 Order, as users of vLLM expect it: the grammar, allowed tokens, bad words, minimum length, logit bias, penalties, the
 user's own processors, the end of reasoning; then the likeliest token, or temperature, min-p, top-k, top-p and a draw.
 What grows with the vocabulary or the output is an operation of `rayllm_kernels.sampling`, for all rows at once.
+Where a form is all that holds a row, the row's token is chosen as if it were free, and kept if the form allows it, for
+the largest of all is then the largest of what is allowed. Only else is the form's mask worked out, and the row chosen
+once more.
 Shapes: R rows, V vocabulary.
 """
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -61,8 +65,10 @@ class Sampler:
         # Raw values are those of the model, so rows that change are kept as they were.
         kept = wanted[changes[wanted]] if not self.processed else wanted[:0]
         kept_NV = logits_RV[torch.from_numpy(kept)] if len(kept) else logits_RV
-        failed = self._process(logits_RV, ask)
+        unmasked = self._unmasked(ask)
+        failed = self._process(logits_RV, ask, frozenset(i for i, _ in unmasked))
         tokens = self._ops.choose(logits_RV, ask.draws).numpy()
+        failed |= self._choose_again(logits_RV, ask, unmasked, tokens)
         for i, state in ask.edited:
             if tokens[i] < 0 and i not in failed and (self._always or _can_empty(state.sampling)):
                 failed[i] = "no token may follow: its constraints together forbid every token"
@@ -99,9 +105,7 @@ class Sampler:
             logits_RV = shaped(logits_RV, at, ask.draws)
         return self._entries(logits_RV, at, next_tokens.astype(np.int64), count)
 
-    def _of_tokens(
-        self, entry: TokenLogprobs, logits_RV: torch.Tensor, at: int, ids: tuple[int, ...]
-    ) -> TokenLogprobs:
+    def _of_tokens(self, entry: TokenLogprobs, logits_RV: torch.Tensor, at: int, ids: tuple[int, ...]) -> TokenLogprobs:
         """The same entry with these tokens beside it, the likeliest first."""
         found = self._entries(logits_RV, np.full(len(ids), at), np.array(ids, np.int64), 0)
         found.sort(key=lambda one: one.rank)
@@ -126,9 +130,39 @@ class Sampler:
             )
         ]  # fmt: skip
 
-    def _process(self, logits_RV: torch.Tensor, ask: SampleAsk) -> dict[int, str]:
-        """Apply to each row what its request asks for. Returns the rows whose processors failed, and why."""
-        failed = _constrain(logits_RV, ask.edited)
+    def _unmasked(self, ask: SampleAsk) -> list[tuple[int, RowState]]:
+        """Rows whose form can wait until their token is chosen."""
+        return [(i, state) for i, state in ask.edited if can_wait(state) and self._may_wait(i, state, ask)]
+
+    def _may_wait(self, i: int, state: RowState, ask: SampleAsk) -> bool:
+        """Whether nothing else looks at what the form of a row leaves."""
+        sampling, draws = state.sampling, ask.draws
+        return not (
+            self._always
+            or sampling.extra_args
+            or sampling.thinking is not None
+            or state.num_output < sampling.min_tokens
+            or (self.processed and ask.logprobs[i] != NO_LOGPROBS)
+            or (draws.temperature[i] and (draws.min_p[i] or draws.top_k[i] or draws.top_p[i] < 1.0))
+        )
+
+    def _choose_again(
+        self, logits_RV: torch.Tensor, ask: SampleAsk, rows: list[tuple[int, RowState]], tokens: Ints
+    ) -> dict[int, str]:
+        """Have those rows whose token is forbidden choose among what is not. The rows that failed, and why."""
+        wrong = frozenset(forbidden(rows, tokens.tolist()))
+        if not wrong:
+            return {}
+        failed = self._constrain(logits_RV, [(i, state) for i, state in rows if i in wrong])
+        at = np.array(sorted(wrong), np.int64)
+        tokens[at] = self._ops.choose(logits_RV, ask.draws.of(at)).numpy()
+        return failed
+
+    def _process(
+        self, logits_RV: torch.Tensor, ask: SampleAsk, unmasked: frozenset[int] = frozenset()
+    ) -> dict[int, str]:
+        """Apply to each row what its request asks for, but the forms of some. The rows that failed, and why."""
+        failed = self._constrain(logits_RV, [(i, state) for i, state in ask.edited if i not in unmasked])
         ends = _ends_of_reasoning(logits_RV, ask.edited)
         _edit(logits_RV, ask.edited)
         if ask.penalties is not None:
@@ -147,33 +181,44 @@ class Sampler:
             logits_RV[i, token] = 0.0
         return failed
 
+    def _constrain(self, logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> dict[int, str]:
+        """Forbid what the rows' grammars do not allow. Returns the rows that cannot go on, and why."""
+        failed: dict[int, str] = {}
+        held = [(i, state.output, state.grammar) for i, state in edited if state.grammar is not None]
+        if not held:
+            return failed
+        bits_NW = np.empty((len(held), -(-logits_RV.shape[1] // 32)), np.int32)
+        for bits_W, (i, output, grammar) in zip(bits_NW, held, strict=True):
+            try:
+                grammar.fill(output, bits_W)
+            except (GrammarError, RequestError) as error:
+                failed[i] = f"the output cannot go on in its form: {error}"
+                bits_W.fill(-1)
+        self._ops.restrict(logits_RV, np.array([i for i, _, _ in held], np.int64), bits_NW)
+        return failed
+
+
+def can_wait(state: RowState) -> bool:
+    """Whether a row has a form that can tell of a token whether it is allowed."""
+    return state.grammar is not None and state.grammar.tells
+
+
+def forbidden(held: list[tuple[int, RowState]], tokens: Sequence[int]) -> list[int]:
+    """Those of the rows whose form does not allow their token for certain, where they would be free."""
+    found = []
+    for i, state in held:
+        assert state.grammar is not None
+        with contextlib.suppress(GrammarError, RequestError):  # which its mask will tell
+            if tokens[i] >= 0 and state.grammar.allows(state.output, tokens[i]):
+                continue
+        found.append(i)
+    return found
+
 
 def _can_empty(sampling: SamplingParams) -> bool:
     return (
         sampling.allowed_token_ids is not None or sampling.structured_outputs is not None or bool(sampling.extra_args)
     )
-
-
-def _constrain(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> dict[int, str]:
-    """Forbid what the rows' grammars do not allow. Returns the rows that cannot go on, and why."""
-    failed: dict[int, str] = {}
-    held = [(i, state, state.grammar) for i, state in edited if state.grammar is not None]
-    if not held:
-        return failed
-    vocab = logits_RV.shape[1]
-    bits_NW = np.empty((len(held), -(-vocab // 32)), np.int32)
-    for bits_W, (i, state, grammar) in zip(bits_NW, held, strict=True):
-        try:
-            grammar.fill(state.output, bits_W)
-        except (GrammarError, RequestError) as error:
-            failed[i] = f"the output cannot go on in its form: {error}"
-            bits_W.fill(-1)
-    allowed_NV = torch.from_numpy(np.unpackbits(bits_NW.view(np.uint8), axis=1, count=vocab, bitorder="little"))
-    # Arithmetic on whole registers, several times as quick as torch's own masks: no number is above what is allowed.
-    most_NV = allowed_NV.to(logits_RV.device, torch.float32).sub_(0.5).mul_(-NEVER)
-    for most_V, (i, _, _) in zip(most_NV, held, strict=True):
-        torch.minimum(logits_RV[i], most_V, out=logits_RV[i])
-    return failed
 
 
 def _ends_of_reasoning(logits_RV: torch.Tensor, edited: list[tuple[int, RowState]]) -> list[tuple[int, int]]:

@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from rayllm.config.engine import EngineConfig
@@ -22,11 +21,11 @@ from rayllm.parallel.meeting import Place
 from rayllm.parallel.ranks import Ranks
 from rayllm.structured.grammar import Vocabulary
 from rayllm.structured.store import Grammars
-from rayllm.worker.batch import Batch, StepInputs
+from rayllm.worker.batch import Batch, Rows, RowState, StepInputs
 from rayllm.worker.memory import available_memory, default_kv_bytes, populate
 from rayllm.worker.processors import load_processors, used_by_all
 from rayllm.worker.profile import Profile
-from rayllm.worker.sampler import Sampled, Sampler
+from rayllm.worker.sampler import Sampled, Sampler, can_wait, forbidden
 from rayllm_kernels import choose, explain
 from rayllm_kernels.native.library import library
 from rayllm_kernels.native.program import LayerCache
@@ -155,10 +154,13 @@ class Worker:
             cascade,
         )  # fmt: skip
 
-    def _sample(self, rows: npt.NDArray[np.int64], hidden_RD: torch.Tensor) -> Sampled:
+    def _sample(self, rows: Rows, hidden_RD: torch.Tensor) -> Sampled:
         """Choose tokens, the same on all ranks: the likeliest by themselves, others as the first rank has it."""
-        if self._batch.all_plain(rows):
-            return Sampled(self._model.likeliest(hidden_RD).tolist())
+        held = self._batch.held_to_forms(rows)
+        # Ranks that share a model have to ask it for the same, and the first alone knows what forms allow.
+        told = not held or (self._ranks.tensor.size == 1 and all(can_wait(state) for _, state in held))
+        if told and self._batch.all_plain(rows):
+            return self._likeliest(rows, hidden_RD, held)
         logits_RV = self._model.logits(hidden_RD)
         sampled = Sampled([])
         if self._leads:
@@ -166,6 +168,16 @@ class Worker:
         if self._ranks.tensor.size > 1:
             chosen = sampled.token_ids if self._leads else [0] * len(rows)
             sampled.token_ids = self._ranks.tensor.broadcast(torch.tensor(chosen)).tolist()
+        return sampled
+
+    def _likeliest(self, rows: Rows, hidden_RD: torch.Tensor, held: list[tuple[int, RowState]]) -> Sampled:
+        """The likeliest tokens; logits only of rows that are held to forms which forbid theirs."""
+        sampled = Sampled(self._model.likeliest(hidden_RD).tolist())
+        if held and (wrong := forbidden(held, sampled.token_ids)):
+            again = self._sampler.sample(self._model.logits(hidden_RD[wrong]), self._batch.sample_ask(rows[wrong]))
+            for i, token in zip(wrong, again.token_ids, strict=True):
+                sampled.token_ids[i] = token
+            sampled.failed = {wrong[i]: why for i, why in again.failed.items()}
         return sampled
 
     def _prompt_logprobs(self, inputs: StepInputs, hidden_TD: torch.Tensor) -> dict[int, list[TokenLogprobs]]:

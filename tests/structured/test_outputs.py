@@ -1,18 +1,25 @@
 """Outputs keep to their form on a random model at the highest temperature, whatever happens to their requests."""
 
 import json
+import random
 import re
 from collections.abc import Callable
 
 import jsonschema
 import msgspec
+import numpy as np
 import pytest
 
 from rayllm.api.forced import forced_calls
 from rayllm.messages.engine import Add
 from rayllm.messages.structured import StructuredOutputs
+from rayllm.structured.grammar import Vocabulary
+from rayllm.structured.guidance import Guidance
+from rayllm.structured.row import RowGrammar
+from rayllm.worker.batch import Batch
+from rayllm.worker.sampler import Sampler
 from tests.api.test_forced import NAMED, POINT, TOOLS
-from tests.structured.conftest import END, PROMPT, Forms, add
+from tests.structured.conftest import END, PROMPT, VOCAB, Forms, add
 
 Start = Callable[..., Forms]
 SHORT = {"type": "string", "maxLength": 4}
@@ -111,6 +118,44 @@ def test_it_goes_on_elsewhere_where_it_was(start: Start, alone: list[list[int]])
     assert start().run(cut) == [ids[len(ids) // 2 :] for ids in alone]
 
 
+def test_tokens_are_the_same_where_masks_come_first(start: Start, alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = [add(i, form, temperature=0.0, max_tokens=40) for i, form in enumerate(FORMS)]
+    runner = start()
+    filled: list[int] = []
+    fill = RowGrammar.fill
+    monkeypatch.setattr(RowGrammar, "fill", lambda *args: (filled.append(1), fill(*args))[1])
+    tokens = runner.run(greedy)
+    filled.clear()
+    free = [add(40 + i, StructuredOutputs(regex=r"(.|\n)*"), temperature=2.0 * i, max_tokens=40) for i in range(2)]
+    texts = runner.run(free)
+    assert len(filled) < sum(map(len, texts)) * 0.8, "what is allowed needs no mask"
+    monkeypatch.setattr(Sampler, "_may_wait", lambda *args: False)
+    monkeypatch.setattr(Batch, "all_plain", lambda *args: False)
+    assert runner.run(greedy) == tokens
+    filled.clear()
+    assert runner.run(free) == texts
+    assert len(filled) >= sum(map(len, texts))
+    assert runner.run(mixed()) == alone
+
+
+def test_whether_a_token_may_follow_is_told_as_by_the_mask(vocabulary: Vocabulary) -> None:
+    library, draw = Guidance(vocabulary), random.Random(1)
+    told = 0
+    for form in FORMS:
+        matcher = library.compile(form).matcher()
+        bits = np.empty(-(-VOCAB // 32), np.int32)
+        for _ in range(30):
+            matcher.fill(bits)
+            allowed = np.unpackbits(bits.view(np.uint8), count=VOCAB, bitorder="little").astype(bool)
+            assert [matcher.allows(token) for token in range(1, VOCAB)] == allowed[1:].tolist()
+            told += 1
+            following = np.flatnonzero(allowed[1:]) + 1
+            if not len(following):
+                break
+            matcher.consume(draw.choice(following.tolist()))
+    assert told > 100
+
+
 def test_any_json_object(start: Start) -> None:
     runner = start()
     adds = [add(i, StructuredOutputs(json_object=True), max_tokens=380) for i in range(12)]
@@ -174,7 +219,7 @@ def test_min_tokens_stop_tokens_and_the_end(start: Start, tokenizer) -> None:
 
 def test_everything_is_free_before_the_end_of_the_reasoning(start: Start, tokenizer) -> None:
     mark = tuple(tokenizer.encode("!", False))
-    asked = StructuredOutputs(choice=("yes", "no"), after_ids=mark)
+    asked = StructuredOutputs(choice=("yes", "no"), after_ids=(tuple(tokenizer.encode("?!", False)), mark))
     runner = start()
     adds = [add(i, asked, logit_bias={mark[0]: 4.0, END: -100.0}) for i in range(6)]
     for text in map(runner.text, runner.run(adds)):
@@ -187,7 +232,7 @@ def test_everything_is_free_before_the_end_of_the_reasoning(start: Start, tokeni
 def test_answers_keep_to_their_form_unless_they_begin_as_reasoning(start: Start, tokenizer, begin: str) -> None:
     runner = start()
     ids, mark = tuple(tokenizer.encode(begin, False)), tuple(tokenizer.encode(">", False))
-    asked = StructuredOutputs(choice=("yes", "no"), begin_ids=(ids,), after_ids=mark)
+    asked = StructuredOutputs(choice=("yes", "no"), begin_ids=(ids,), after_ids=(mark,))
     plain = [add(i, asked, logit_bias={mark[0]: 4.0, END: 9.0}) for i in range(6)]
     likely = {END: 9.0, **dict.fromkeys(ids, 20.0), mark[0]: 25.0}
     thoughtful = [add(i, asked, logit_bias=likely) for i in range(6, 12)]

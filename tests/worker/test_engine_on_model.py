@@ -22,7 +22,7 @@ KINDS = {
     "filtered": {"temperature": 1.2, "seed": 6, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
     "penalised": {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "presence_penalty": 0.4},
     "constrained": {"temperature": 0.7, "seed": 7, "logit_bias": {3: 4.0}, "bad_words_ids": ((9,), (3, 4)),
-                    "min_tokens": 5, "thinking": Thinking(budget=4, inside=True, begin_ids=((6,),), mark_ids=(5,),
+                    "min_tokens": 5, "thinking": Thinking(budget=4, inside=True, begin_ids=((6,),), mark_ids=((5,),),
                                                           end_ids=(8, 5))},
 }  # fmt: skip
 PIECES = {"max_num_batched_tokens": 16, "max_partial_prefills": 3, "max_long_partial_prefills": 2,

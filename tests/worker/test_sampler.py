@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -299,10 +300,10 @@ def thought(prompt: list[int], limit: Thinking, total: int, ops: SamplingOps, **
 @pytest.mark.parametrize(
     ("limit", "output"),
     [
-        (Thinking(budget=3, inside=True, begin_ids=((1,),), mark_ids=(2,), end_ids=(2,)), [7, 7, 7, 2, 7, 7, 7]),
-        (Thinking(budget=0, inside=True, begin_ids=((1,),), mark_ids=(2,), end_ids=(5, 6, 2)), [5, 6, 2, 7, 7, 7, 7]),
-        (Thinking(budget=1, begin_ids=((1,),), mark_ids=(2,), end_ids=(2,)), [7] * 7),
-        (Thinking(budget=2, begin_ids=((7, 7),), mark_ids=(2, 3), end_ids=(2, 3)), [7, 7, 7, 7, 2, 3, 7]),
+        (Thinking(budget=3, inside=True, begin_ids=((1,),), mark_ids=((2,),), end_ids=(2,)), [7, 7, 7, 2, 7, 7, 7]),
+        (Thinking(budget=0, inside=True, begin_ids=(), mark_ids=((2,),), end_ids=(5, 6, 2)), [5, 6, 2, 7, 7, 7, 7]),
+        (Thinking(budget=1, begin_ids=((1,),), mark_ids=((2,),), end_ids=(2,)), [7] * 7),
+        (Thinking(budget=2, begin_ids=((7, 7),), mark_ids=((2, 3),), end_ids=(2, 3)), [7, 7, 7, 7, 2, 3, 7]),
     ],
 )
 def test_reasoning_ends_with_its_budget(limit: Thinking, output: list[int], ops: SamplingOps) -> None:
@@ -313,21 +314,25 @@ def test_reasoning_ends_with_its_budget(limit: Thinking, output: list[int], ops:
 
 def test_a_form_that_holds_already_is_kept(ops: SamplingOps) -> None:
     class Only7:
-        must_end = False
+        must_end = tells = False
 
         def fill(self, output: object, bits: np.ndarray) -> None:
             bits.fill(0)
             bits[0] = 1 << 7
 
-    batch = batch_of([greedy([9], thinking=Thinking(budget=0, inside=True, begin_ids=(), mark_ids=(2,), end_ids=(2,)))])
+    limit = Thinking(budget=0, inside=True, begin_ids=(), mark_ids=((2,),), end_ids=(2,))
+    batch = batch_of([greedy([9], thinking=limit)])
     batch.state(0).grammar = Only7()  # type: ignore[assignment]
     sampled = Sampler({}, ops).sample(torch.zeros(1, VOCAB), batch.sample_ask(np.arange(1)))
     assert (sampled.token_ids, sampled.failed) == ([7], {})
 
 
 def test_reasoning_may_end_by_itself_and_begin_again(ops: SamplingOps) -> None:
-    limit = Thinking(budget=3, inside=True, begin_ids=((1,),), mark_ids=(2,), end_ids=(2,))
+    limit = Thinking(budget=3, inside=True, begin_ids=((1,),), mark_ids=((2,),), end_ids=(2,))
     follow = ThinkingLimit(limit)
     output = np.array([7, 7, 2, 8, 8, 1, 7], np.int32)
     assert [follow.forced(output[:n]) for n in range(8)] == [None] * 7 + [2], "all reasoning counts together"
     assert ThinkingLimit(limit).forced(output) == 2
+    several = msgspec.structs.replace(limit, mark_ids=((2,), (3, 4)))
+    for ids, forced in (([7, 3, 4, 7, 7, 7], None), ([7, 2, 7, 7, 7], None), ([7, 4, 3], 2)):
+        assert ThinkingLimit(several).forced(np.array(ids, np.int32)) == forced
