@@ -193,7 +193,8 @@ _GLM_WEATHER = (
     "<arg_key>days</arg_key><arg_value>5</arg_value>"
 )
 _HY = (
-    "weather<tool_sep%(s)s>\n<arg_key%(s)s>city</arg_key%(s)s>\n<arg_value%(s)s>" + QUOTES["city"]
+    "weather<tool_sep%(s)s>\n<arg_key%(s)s>city</arg_key%(s)s>\n<arg_value%(s)s>"
+    + QUOTES["city"]
     + "</arg_value%(s)s>\n<arg_key%(s)s>days</arg_key%(s)s>\n<arg_value%(s)s>5</arg_value%(s)s>\n"
 )
 _M3 = "]<]minimax[>["

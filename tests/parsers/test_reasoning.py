@@ -65,8 +65,12 @@ SAMPLES: dict[str, list[tuple[str, str, str]]] = {
         ("<think:opensource>abc</think:opensource>def", "abc", "def"),
     ],
     "kimi_k3": [
-        ("<|open|>think<|sep|>abc<|close|>think<|sep|><|open|>response<|sep|>def<|close|>response<|sep|>"
-         "<|close|>message<|sep|>", "abc", "def"),
+        (
+            "<|open|>think<|sep|>abc<|close|>think<|sep|><|open|>response<|sep|>def<|close|>response<|sep|>"
+            "<|close|>message<|sep|>",
+            "abc",
+            "def",
+        ),
         (f"<|open|>think<|sep|>abc{_XTML_CALL}<|close|>message<|sep|>", "abc", _XTML_CALL),
         ("def <|open|> x <|close|>response<|sep|>", "", "def <|open|> x "),
     ],

@@ -50,7 +50,7 @@ def test_cut_short(name: str, sample: Sample) -> None:
     whole = parsed(name, [sample.text])
     words = set(re.findall(r"\w{3,}", "\n".join([whole.content, *whole.names, *whole.arguments])))
     draw = random.Random(6)
-    for i in range(0, len(sample.text), 2):
+    for i in range(draw.randrange(5), len(sample.text), 5):
         text = sample.text[:i]
         out = parsed(name, cuts(text, draw))
         assert out == parsed(name, [text])
@@ -64,7 +64,7 @@ def test_cut_short(name: str, sample: Sample) -> None:
 def test_damaged(name: str, sample: Sample) -> None:
     """A word put anywhere into an answer is shown somewhere."""
     draw = random.Random(7)
-    for i in range(draw.randrange(3), len(sample.text) + 1, 3):
+    for i in range(draw.randrange(7), len(sample.text) + 1, 7):
         text = sample.text[:i] + CANARY + sample.text[i:]
         out = parsed(name, [text])
         assert CANARY in out.all_text, text
@@ -126,6 +126,6 @@ def test_ids() -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_deep_nesting_and_long_texts(name: str) -> None:
     opening = (*tool_parsers()[name].openers, "<|channel|>commentary to=functions.add<|message|>")[0]
-    for middle in ("[" * 5000, '{"name": "add", "arguments": ' + '{"a":' * 5000, "add(a=" + "[" * 5000, "\\" * 5000):
+    for middle in ("[" * 1500, '{"name": "add", "arguments": ' + '{"a":' * 1500, "add(a=" + "[" * 1500, "\\" * 1500):
         text = opening + middle
         assert parsed(name, [text]) == parsed(name, [text[:300], text[300:]])
