@@ -25,9 +25,12 @@ class Info:
     async def model(self, call: Call) -> None:
         """One of them, or all where the path ends in a slash."""
         name, names = call.scope["path_params"]["id"], self._front.settings.served_model_names
-        if name and name not in names:
+        if not name:
+            await self.models(call)
+        elif name not in names:
             raise model_not_found(name, names)
-        await (call.json(self._card(name)) if name else self.models(call))
+        else:
+            await call.json(self._card(name))
 
     async def health(self, call: Call) -> None:
         """200 with an empty body while requests can be served, else 503 with the reason."""

@@ -22,10 +22,10 @@ _OF_OBJECTS = frozenset({"properties", "required", "patternProperties", "propert
 _OF_ARRAYS = frozenset({"items", "prefixItems", "unevaluatedItems", "minItems", "maxItems"})
 _OF_OTHERS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength",
                         "maxLength", "pattern"})  # fmt: skip
+_LOWER, _UPPER = frozenset({"minimum", "exclusiveMinimum"}), frozenset({"maximum", "exclusiveMaximum"})
 _ASKING = _OF_OBJECTS | _OF_ARRAYS | _OF_OTHERS | {"type", *_ALONE}
 """Keys that say what a value must be."""
-_SHOW_TYPE = frozenset({"properties", "additionalProperties", "unevaluatedProperties", "items", "prefixItems",
-                        "unevaluatedItems"})  # fmt: skip
+_SHOW_TYPE = frozenset({"properties", "additionalProperties", "items", "prefixItems", "unevaluatedItems"})
 """Keys by which xgrammar takes a schema without a type for one of objects or arrays."""
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 """Keys whose schemas hold for the same value as the one that has the key."""
@@ -85,9 +85,28 @@ def check_seen(schema: Any) -> None:
             reason = f"does not look at {min(others)!r} beside {alone!r}"
         elif alone is None and "type" not in asked and asked and not asked & _SHOW_TYPE:
             reason = f"looks at {min(asked)!r} only beside 'type'; add that"
+        elif passed := _passed_over(part):
+            reason = f"does not keep to {passed}; leave it out"
         else:
             continue
         raise GrammarError(f"xgrammar {reason}, or use the backend guidance")
+
+
+def _passed_over(part: dict[str, Any]) -> str | None:
+    """What xgrammar passes over with a warning, among keywords of one type."""
+    if len(part.get("allOf", ())) > 1:
+        return "'allOf' of several schemas"
+    types, required = part.get("type"), part.get("required", ())
+    if set(map(str, required)) - set(part.get("properties", {})):
+        return "'required' of names that 'properties' lacks"
+    if "multipleOf" in part:
+        if "number" in ([types] if isinstance(types, str) else types or ()):
+            return "'multipleOf' of numbers that are not integers"
+        if bool(part.keys() & _LOWER) != bool(part.keys() & _UPPER):
+            return "'multipleOf' beside one limit"
+    if part.keys() & {"minLength", "maxLength"} and part.keys() & {"pattern", "format"}:
+        return "lengths beside 'pattern' or 'format'"
+    return None
 
 
 def _implied(part: dict[str, Any], alone: str) -> frozenset[str]:
@@ -108,7 +127,13 @@ def _type_of(value: Any) -> str:
             return "integer"
         case float():
             return "number"
-    return {str: "string", list: "array", dict: "object"}.get(type(value), "null")
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case dict():
+            return "object"
+    return "null"
 
 
 def _every(schema: Any) -> Iterator[dict[str, Any]]:

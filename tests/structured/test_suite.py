@@ -143,6 +143,12 @@ def test_a_property_may_be_named_as_a_keyword() -> None:
         ({"allOf": [{"type": "integer"}], "maximum": 3}, "'maximum' beside 'allOf'"),
         ({"$ref": "#/$defs/a", "minimum": 3, "$defs": {"a": {"type": "integer"}}}, r"'minimum' beside '\$ref'"),
         ({"enum": [1, "a"], "type": "integer"}, "'type' beside 'enum'"),
+        ({"unevaluatedProperties": False}, "'unevaluatedProperties' only beside 'type'"),
+        ({"allOf": [{"type": "integer"}, {"type": "integer"}]}, "'allOf' of several"),
+        ({"type": "object", "properties": {"a": {}}, "required": ["a", "b"]}, "'required' of names"),
+        ({"type": "number", "multipleOf": 0.5}, "'multipleOf' of numbers"),
+        ({"type": "integer", "multipleOf": 2, "minimum": 0}, "'multipleOf' beside one limit"),
+        ({"type": "string", "pattern": "^a+$", "maxLength": 2}, "lengths beside 'pattern'"),
     ],
 )
 def test_xgrammar_gets_no_keyword_that_it_would_pass_over(schema: dict, named: str) -> None:
@@ -155,7 +161,8 @@ def test_xgrammar_gets_no_keyword_that_it_would_pass_over(schema: dict, named: s
     [
         {}, {"title": "a", "description": "b", "default": 1}, {"type": "integer", "minimum": 3},
         {"type": ["integer", "null"], "minimum": 3}, {"enum": [1, 2], "type": "integer"},
-        {"const": "a", "type": ["string", "null"]}, {"properties": {"minimum": {"type": "string"}}, "required": ["a"]},
+        {"const": "a", "type": ["string", "null"]},
+        {"properties": {"minimum": {"type": "string"}}, "required": ["minimum"]},
         {"anyOf": [{"type": "integer", "minimum": 3}, {"type": "null"}], "default": None, "title": "a"},
         {"$ref": "#/$defs/a", "$defs": {"a": {"enum": [{"minimum": 3}]}}, "description": "b"},
         {"items": {"type": "integer"}, "minItems": 1}, True,
