@@ -200,9 +200,7 @@ class ColumnLinear(Layer):
 class RowLinear(Layer):
     """Linear layer whose input features are divided among the ranks; the sum over ranks is on every rank."""
 
-    def __init__(
-        self, place: Placement, in_size: int, out_size: int, bias: bool, columns: Part | None = None
-    ) -> None:
+    def __init__(self, place: Placement, in_size: int, out_size: int, bias: bool, columns: Part | None = None) -> None:
         """`columns` are the features on this rank, by default those of `split_evenly`."""
         super().__init__()
         self.ops, self.group, self.keeps = place.ops, place.group, place.keeps

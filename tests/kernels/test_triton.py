@@ -26,7 +26,12 @@ DATA = {"x", "residual", "weight", "out", "q", "k", "v", "keys", "values", "gate
 
 @pytest.mark.parametrize(
     ("part", "only"),
-    [("ops", "test"), ("experts", "test"), ("attention", "half"), pytest.param("attention", "test", marks=pytest.mark.long)],
+    [
+        ("ops", "test"),
+        ("experts", "test"),
+        ("attention", "half"),
+        pytest.param("attention", "test", marks=pytest.mark.long),
+    ],
 )
 def test_under_the_interpreter(part: str, only: str) -> None:
     """The tests of all versions, in a process where Triton is interpreted. All of attention's take minutes.

@@ -36,7 +36,7 @@ KERNEL = (
             "marlin",
             "triton",
         ),
-        help="Kernels of experts. On a CPU auto and emulation are the compiled ones, or torch's products where attention "
-        "is torch's; others need a GPU.",
+        help="Kernels of experts. On a CPU auto and emulation are the compiled ones, or torch's products where "
+        "attention is torch's; others need a GPU.",
     ),
 )
