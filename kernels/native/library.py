@@ -346,7 +346,7 @@ class Machine:
             turns = [
                 pair(*(half.unsqueeze(1) for half in row.float().chunk(2)))[:, 0] for row in weights.gate_up_bias_PF
             ]
-            biases = [torch.stack(turns), weights.down_bias_PD.float().contiguous()]
+            biases = [torch.stack(turns), weights.down_bias_PD.to(torch.float32, copy=True)]
         fields = ExpertSet(
             count, width, inner, first.kind, first.integer, second.kind, second.integer,
             EPILOGUES[weights.activation], input_scaled, gate_up.data_ptr(), down.data_ptr(),

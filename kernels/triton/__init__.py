@@ -5,7 +5,7 @@ Block sizes are fixed and a row's sums have one order, so that its result does n
 
 from rayllm_kernels.attention import kv_cache_shape
 from rayllm_kernels.triton.attention import paged_attention, write_kv
-from rayllm_kernels.triton.experts import experts
+from rayllm_kernels.triton.grouped import experts
 from rayllm_kernels.triton.rows import add_rms_norm, gelu_tanh_and_mul, rms_norm, rotary, silu_and_mul
 
 __all__ = [

@@ -316,9 +316,7 @@ class CompiledDecoder:
         else:
             program.add(BRANCH, RESIDUAL, scale)
 
-    def _branch_out(
-        self, program: Program, norm: Tensor | None, exchange: Callable[[int], None] | None = None
-    ) -> None:
+    def _branch_out(self, program: Program, norm: Tensor | None, exchange: Callable[[int], None] | None = None) -> None:
         if exchange is not None or self._group.size > 1:
             self._meetings.append((len(program), exchange or self._add_branches))
         if norm is not None:

@@ -27,7 +27,9 @@ DATA = {"x", "residual", "weight", "out", "q", "k", "v", "keys", "values", "gate
 @pytest.mark.parametrize(
     ("part", "only"),
     [
-        ("ops", "test"), ("experts", "test"), ("attention", "half"),
+        ("ops", "test"),
+        ("experts", "test"),
+        ("attention", "half"),
         pytest.param("attention", "test", marks=pytest.mark.long),
     ],
 )
@@ -69,7 +71,7 @@ def row_shapes() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def expert_shapes() -> Iterator[tuple[str, dict[str, Any]]]:
-    from rayllm_kernels.triton.experts import COLUMNS, DEPTH, ROWS
+    from rayllm_kernels.triton.grouped import COLUMNS, DEPTH, ROWS
 
     for bias in (False, True):
         yield f"grouped_kernel {bias}", {"BIAS": bias, "M": ROWS, "N": COLUMNS, "K": DEPTH}
@@ -90,10 +92,10 @@ def test_compiles_ahead(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from rayllm_kernels.triton import attention, experts, rows
+    from rayllm_kernels.triton import attention, grouped, rows
 
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    for module, shapes in ((attention, attention_shapes(heads)), (rows, row_shapes()), (experts, expert_shapes())):
+    for module, shapes in ((attention, attention_shapes(heads)), (rows, row_shapes()), (grouped, expert_shapes())):
         for name, constants in shapes:
             kernel = getattr(module, name.split()[0])
             types = {

@@ -61,7 +61,7 @@ def experts(
     inner_SI, own_S = activate(gate_up_SF, weights), torch.arange(len(order_S), device=x_TD.device)
     y_SD = x_TD.new_zeros(rows * chosen, x_TD.shape[1])
     y_SD[order_S] = _grouped(inner_SI, own_S, weights.down_PDI, weights.down_bias_PD, tiles)
-    y_TKD = y_SD.view(rows, chosen, -1).float()
+    y_TKD = y_SD.view(rows, chosen, x_TD.shape[1]).float()
     total_TD = torch.zeros(rows, x_TD.shape[1], dtype=torch.float32, device=x_TD.device)
     for choice in range(chosen):
         total_TD += y_TKD[:, choice] if input_scaled else y_TKD[:, choice] * weights_TK[:, choice, None]
