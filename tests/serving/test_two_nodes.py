@@ -91,7 +91,7 @@ def test_two_nodes_serve_one_model(cluster: dict[str, str], tmp_path: Path) -> N
 @pytest.mark.long
 @pytest.mark.option("data-parallel-backend", "data-parallel-size-local")
 def test_engines_stay_together_or_are_spread(cluster: dict[str, str], tmp_path: Path) -> None:
-    common = ("--max-model-len", "512", "-dp", "2")
+    common = ("--max-model-len", "512", "-dp", "2", "--api-server-count", "1")
     for flags, nodes in ((), 1), (("-dpb", "ray", "-dpl", "1"), 2):
         with served(smollm2_gguf(), *common, *flags, folder=tmp_path, env=cluster):
             end = time.monotonic() + 60
