@@ -73,14 +73,14 @@ class Responses:
         kept, query = self._found(call), call.query()
         if query.get("stream", "false") not in ("true", "false"):
             raise RequestError("stream must be true or false", "stream")
+        after = query.get("starting_after", "-1")
+        if not after.removeprefix("-").isdecimal() or len(after) > 12 or int(after) < -1:
+            raise RequestError("starting_after must be the number of an event", "starting_after")
         if query.get("stream") != "true":
             await call.json(kept.response)
             return
         if kept.events is None:
             raise RequestError("only a response that was made with background and stream can be streamed", "stream")
-        after = query.get("starting_after", "-1")
-        if not after.removeprefix("-").isdecimal() or len(after) > 12 or int(after) < -1:
-            raise RequestError("starting_after must be the number of an event", "starting_after")
         await call.while_connected(_follow(call, kept, int(after) + 1))
 
     async def cancel(self, call: Call) -> None:

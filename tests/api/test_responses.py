@@ -405,7 +405,7 @@ class TestStore:
         task.cancel()
 
 
-@pytest.mark.parametrize("query", ["stream=yes", "stream=true&starting_after=-2"])
+@pytest.mark.parametrize("query", ["stream=yes", "stream=true&starting_after=-2", "starting_after="])
 async def test_a_stored_response_is_asked_for_by_true_parameters(api, query):
     stored = ok(await api.post("/v1/responses", input="hi", background=True))
     conftest.refused(await api.request("GET", f"/v1/responses/{stored['id']}?{query}"))

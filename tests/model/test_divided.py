@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rayllm.config.kv_cache import KvCacheSettings
 from rayllm.config.load import load as config_load
+from rayllm.config.parallel import ParallelSettings
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
 from rayllm.config.weights import WeightsConfig
@@ -208,7 +209,7 @@ def test_quantized_weights(tmp_path: Path, kind: str, inner: int) -> None:
 def test_finished_shares(tiny: Tiny, tmp_path: Path, ranks: int) -> None:
     """Hold what each rank would have read, for all stages, which take their own layers."""
     engine = config_load(parse_arguments([str(tiny("olmo2")), "--dtype", "float32"], registry())).engine
-    save_sharded_state(replace(engine, tensor_parallel_size=ranks), tmp_path)
+    save_sharded_state(replace(engine, parallel=ParallelSettings(tensor=ranks)), tmp_path)
     for rank in range(ranks):
         for stage in range(2):
             place = Ranks(Share(rank, ranks), stage, 2)
