@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rayllm.config.kv_cache import LAYER_SCALED, KvCacheSettings
-from rayllm.errors import ConfigError
 from rayllm.kv.layout import KVLayout
+from rayllm.model.division import check_division
 from rayllm.model.layers import (
     ColumnLinear,
     Embedded,
@@ -63,7 +63,7 @@ class Decoder(nn.Module):
             ConfigError: the ranks cannot divide the model.
         """
         super().__init__()
-        _check_divides(spec, place.group.size)
+        check_division(spec, place.group.size, place.ranks.stages)
         self.spec, self.place, self.ranks = spec, place, place.ranks
         self.numbers = self.ranks.layers(spec.num_layers)
         """Which layers of the model these are."""
@@ -309,21 +309,6 @@ def _add_norm(norm: Norm | None, x_TD: Tensor, residual_TD: Tensor | None) -> tu
 def of_all_ranks(scales_2: Tensor, group: Group) -> Tensor:
     """The scales of a layer's cache, by what each rank measured of its heads."""
     return group.all_gather(scales_2, dim=0).view(-1, 2).amax(dim=0)
-
-
-def _check_divides(spec: DecoderSpec, size: int) -> None:
-    """Refuse to leave a rank without a head, or without a part of an MLP or of the vocabulary."""
-    rows, moe = -(-spec.vocab_size // size), spec.moe
-    widths = (spec.intermediate_size, *((moe.intermediate_size, moe.shared_size) if moe is not None else ()))
-    inner = min(width for width in widths if width)
-    if size <= min(spec.num_heads, inner) and (size - 1) * rows < spec.vocab_size:
-        return
-    raise ConfigError(
-        "--tensor-parallel-size",
-        f"{size} ranks cannot divide {spec.num_heads} query heads, an inner width of {inner} and "
-        f"{spec.vocab_size} tokens of the vocabulary",
-        "each needs one of all three at least: lower it",
-    )
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

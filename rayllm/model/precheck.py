@@ -8,6 +8,7 @@ from rayllm.config.engine import EngineConfig
 from rayllm.config.model_impl import TRANSFORMERS
 from rayllm.config.weight_files import find_weight_files
 from rayllm.errors import ConfigError, ModelError
+from rayllm.model.division import check_division, check_undivided
 from rayllm.model.families import FAMILIES, config_file, spec_of
 
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
@@ -19,12 +20,13 @@ def check_model(config: EngineConfig) -> None:
 
     Raises:
         ModelError: names the file.
-        ConfigError: the model needs code of its own that may not be run.
+        ConfigError: the model needs code of its own that may not be run, or workers cannot divide it.
     """
+    check_undivided(config)
     if config.model_impl == TRANSFORMERS:
         _check_known(config)
     else:
-        spec_of(config.model)
+        check_division(spec_of(config.model), config.parallel.tensor, config.parallel.stages)
     weights = config.weights
     if config.model.format == "hf" and weights.format != "dummy" and "tensorizer_uri" not in weights.extra:
         try:

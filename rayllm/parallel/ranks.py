@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from rayllm.errors import ConfigError
 from rayllm.parallel.group import Group, SingleGroup
 
 
@@ -31,15 +30,8 @@ class Ranks:
         return self.tensor.size == self.stages == 1
 
     def layers(self, count: int) -> range:
-        """The layers of this stage, of a model of `count`: as many as others have, or one more if it is in the middle.
-
-        Raises:
-            ConfigError: there are more stages than layers.
-        """
-        if count < self.stages:
-            raise ConfigError(
-                "--pipeline-parallel-size", f"{self.stages} stages cannot divide {count} layers", f"at most {count}"
-            )
+        """The layers of this stage, of a model of `count`: as many as others have, or one more in the middle."""
+        assert count >= self.stages, (count, self.stages)
         each, over = divmod(count, self.stages)
         # The first and the last stage have the tables of the vocabulary to compute with.
         middle = sorted(range(self.stages), key=lambda stage: (abs(2 * stage + 1 - self.stages), stage))

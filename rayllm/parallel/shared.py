@@ -82,5 +82,3 @@ def _open(path: Path) -> mmap.mmap | None:
     with suppress(OSError), path.open("r+b") as file:
         return mmap.mmap(file.fileno(), 0)
     return None
-
-

@@ -14,6 +14,7 @@ from rayllm.messages.ingress import TokenLogprobs
 from rayllm.messages.worker import StepPlan, StepResult
 from rayllm.model.compiled import KEPT_KINDS, CompiledDecoder
 from rayllm.model.decoder import Decoder
+from rayllm.model.division import check_undivided
 from rayllm.model.loader import load_model, needs_of
 from rayllm.model.transformers_decoder import TransformersDecoder
 from rayllm.parallel.meeting import Place
@@ -209,6 +210,7 @@ def build_model(config: EngineConfig, device: torch.device, place: Ranks | None 
         ConfigError: cascade attention needs kernels that cannot be had here, or the model cannot be divided so.
     """
     place = place or Ranks()
+    check_undivided(config)
     norms = config.op_priority["rms_norm"]
     wanted = config.attention_backend != "torch" and norms[0] == "native"
     compiled = device.type == "cpu" and wanted and library() is not None
@@ -217,7 +219,7 @@ def build_model(config: EngineConfig, device: torch.device, place: Ranks | None 
             "--no-disable-cascade-attn", "needs the compiled CPU kernels", "install g++, or leave the option out"
         )
     if config.model_impl == "transformers":
-        return _build_transformers(config, device, place, compiled)
+        return _build_transformers(config, device, compiled)
     log.info("model implementation: rayllm's own, for %s", config.model.architecture)
     first = {"rms_norm": norms, "add_rms_norm": norms}
     decoder = load_model(
@@ -237,15 +239,7 @@ def build_model(config: EngineConfig, device: torch.device, place: Ranks | None 
     return CompiledDecoder(decoder, thread_count(config), config.max_num_batched_tokens)
 
 
-def _build_transformers(
-    config: EngineConfig, device: torch.device, place: Ranks, compiled: bool
-) -> TransformersDecoder:
-    if not place.alone:
-        option = "--tensor-parallel-size" if place.tensor.size > 1 else "--pipeline-parallel-size"
-        raise ConfigError(
-            option, f"{config.model.architecture} runs by the code of transformers, which is not divided",
-            "leave it at 1, and use --data-parallel-size",
-        )  # fmt: skip
+def _build_transformers(config: EngineConfig, device: torch.device, compiled: bool) -> TransformersDecoder:
     from rayllm.model.transformers_loader import load_transformers  # loads transformers, which takes seconds
 
     model = load_transformers(config, DTYPES[config.dtype], device, thread_count(config), compiled)

@@ -138,9 +138,7 @@ def test_a_model_that_cannot_be_loaded_is_told_as_by_one_process(model: Path, tm
 def test_a_node_that_does_not_come_ends_the_start(model: Path) -> None:
     began = time.monotonic()
     with pytest.raises(ConfigError, match=r"not all of the 2 workers came within 2 s.*--master-port 29517"):
-        LLM(
-            str(model), tensor_parallel_size=2, nnodes=2, master_port=29517, distributed_timeout_seconds=2, **COMMON
-        )
+        LLM(str(model), tensor_parallel_size=2, nnodes=2, master_port=29517, distributed_timeout_seconds=2, **COMMON)
     assert time.monotonic() - began < 30
 
 

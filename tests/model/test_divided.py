@@ -255,13 +255,10 @@ def test_which_decoder_is_built(tiny: Tiny) -> None:
         assert isinstance(build(tiny("llama"), place, "--attention-backend", "torch"), Decoder)
 
 
-@pytest.mark.parametrize(
-    ("place", "option"),
-    [(Ranks(Share(0, 2)), "--tensor-parallel-size"), (Ranks(stage=0, stages=2), "--pipeline-parallel-size")],
-)
-def test_models_of_transformers_are_not_divided(tiny: Tiny, place: Ranks, option: str) -> None:
+@pytest.mark.parametrize("option", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+def test_models_of_transformers_are_not_divided(tiny: Tiny, option: str) -> None:
     with pytest.raises(ConfigError, match=f"{option}: GPTNeoXForCausalLM runs by the code of transformers"):
-        build(tiny("gpt_neox"), place)
+        build(tiny("gpt_neox"), Ranks(), option, "2")
 
 
 class Dealt:

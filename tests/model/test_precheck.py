@@ -11,7 +11,7 @@ from rayllm.config.model_facts import ModelFacts
 from rayllm.config.parser import parse_arguments
 from rayllm.config.registry import registry
 from rayllm.config.resolve import resolve_engine
-from rayllm.errors import ModelError
+from rayllm.errors import ConfigError, ModelError
 from rayllm.model.precheck import check_model
 
 CONFIG = {
@@ -79,3 +79,17 @@ def test_a_strange_header_is_refused(tmp_path, header):
 def test_an_unknown_family_is_named(tmp_path):
     with pytest.raises(ModelError, match="FooForCausalLM"):
         check_model(config_of(tmp_path, architecture="FooForCausalLM"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-tp", "5"), "--tensor-parallel-size: 5 ranks cannot divide 4 query heads"),
+        (("-pp", "4"), "--pipeline-parallel-size: 4 stages cannot divide 3 layers"),
+        (("-tp", "2", "--model-impl", "transformers"), "--tensor-parallel-size: .* by the code of transformers"),
+    ],
+)
+@pytest.mark.option("tensor-parallel-size", "pipeline-parallel-size")
+def test_workers_that_cannot_divide_a_model(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_model(config_of(tmp_path, *arguments))

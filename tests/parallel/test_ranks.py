@@ -2,7 +2,6 @@
 
 import pytest
 
-from rayllm.errors import ConfigError
 from rayllm.parallel.ranks import Ranks
 
 
@@ -15,11 +14,6 @@ def test_stages_divide_the_layers(count: int, sizes: list[int]) -> None:
     runs = [Ranks(stage=stage, stages=len(sizes)).layers(count) for stage in range(len(sizes))]
     assert [len(run) for run in runs] == sizes
     assert [layer for run in runs for layer in run] == list(range(count))
-
-
-def test_stages_without_a_layer_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--pipeline-parallel-size: 4 stages cannot divide 3 layers; at most 3"):
-        Ranks(stage=0, stages=4).layers(3)
 
 
 def test_ends_of_the_pipeline() -> None:
