@@ -77,6 +77,14 @@ def resolve_parallel(values: Values, hardware: Hardware) -> ParallelSettings:
             raise ConfigError("--nnodes", f"{size} workers cannot be divided among {nodes} nodes", "change one of them")
         if executor is None:
             executor = "mp"
+    if executor == "external_launcher" and values["max-parallel-loading-workers"] is not None:
+        raise ConfigError(
+            "--max-parallel-loading-workers", "processes that a launcher started load by themselves", "leave it out"
+        )
+    if values["ray-workers-use-nsight"]:
+        if executor not in (None, "ray"):
+            raise ConfigError("--ray-workers-use-nsight", f"{executor} has no Ray workers", "choose ray, or drop it")
+        executor = "ray"
     return ParallelSettings(
         tensor=tensor,
         stages=stages,
@@ -89,6 +97,19 @@ def resolve_parallel(values: Values, hardware: Hardware) -> ParallelSettings:
         numactl=_numactl(values, size // nodes, hardware),
         nsight=values["ray-workers-use-nsight"],
     )
+
+
+def check_served(settings: ParallelSettings) -> None:
+    """Refuse what cannot stand behind a server.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if settings.executor == "external_launcher":
+        raise ConfigError(
+            "--distributed-executor-backend", "external_launcher is for an LLM in each process of torchrun",
+            "choose mp or ray for a server",
+        )  # fmt: skip
 
 
 def parallel_notes(values: Values) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from rayllm.api.middleware import import_middleware
 from rayllm.api.tool_servers import connect as connect_tools
 from rayllm.config.environment import Environment, check_names
 from rayllm.config.load import load
-from rayllm.config.parallel import ParallelSettings
+from rayllm.config.parallel import ParallelSettings, check_served
 from rayllm.config.parser import parse_mapping
 from rayllm.config.registry import registry
 from rayllm.config.resolve import Resolved
@@ -171,6 +171,7 @@ def build(args: Mapping[str, Any]) -> Application:
     resolved = replace(resolved, engine=scaling.limited(resolved.engine))
     for note in (*unknown, *resolved.notes):
         log.warning(note)
+    check_served(resolved.engine.parallel)
     check_model(resolved.engine)
     check_plugins(resolved.engine)
     for path in resolved.serve.frontend.middleware:

@@ -20,6 +20,7 @@ from rayllm.api.middleware import import_middleware
 from rayllm.api.tool_servers import connect as connect_tools
 from rayllm.config.data_parallel import DataParallel
 from rayllm.config.environment import Environment
+from rayllm.config.parallel import check_served
 from rayllm.config.resolve import Resolved
 from rayllm.config.serve import HttpSettings, ServeSettings, TlsSettings
 from rayllm.errors import RayLLMError
@@ -58,6 +59,7 @@ def serve_model(resolved: Resolved, environment: Environment, variables: Mutable
         RayLLMError: an engine could not start.
     """
     began = time.monotonic()
+    check_served(resolved.engine.parallel)
     check_model(resolved.engine)
     check_plugins(resolved.engine)
     if resolved.serve.http.tls is not None:

@@ -7,6 +7,7 @@ import pytest
 from rayllm.config.engine import EngineConfig
 from rayllm.config.environment import Environment
 from rayllm.config.hardware import Hardware
+from rayllm.config.parallel import check_served
 from rayllm.errors import ConfigError
 from tests.config.test_resolve import MACHINE, resolved
 
@@ -37,6 +38,10 @@ def test_nodes_divide_the_ranks() -> None:
         (["--nnodes", "2", "--node-rank", "2", "-tp", "2"], "--node-rank: 2 is not below --nnodes, 2"),
         (["--nnodes", "2", "-tp", "3"], "--nnodes: 3 workers cannot be divided among 2 nodes"),
         (["--nnodes", "2", "-tp", "2", "--distributed-executor-backend", "ray"], "--nnodes: ray does not start nodes"),
+        (
+            ["--distributed-executor-backend", "external_launcher", "-tp", "2", "--max-parallel-loading-workers", "1"],
+            "--max-parallel-loading-workers: processes that a launcher started",
+        ),
         (["--numa-bind-nodes", "0", "-tp", "1"], "--numa-bind-nodes: needs --numa-bind"),
         (["--numa-bind"], "--numa-bind: binds worker processes, and there are none"),
         (["--numa-bind", "-tp", "2", "--numa-bind-nodes", "0"], "--numa-bind-nodes: has 1 entries for 2 workers"),
@@ -48,6 +53,19 @@ def test_nodes_divide_the_ranks() -> None:
 def test_contradictions_are_named(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engine(*arguments, machine=NUMA)
+
+
+@pytest.mark.option("ray-workers-use-nsight")
+def test_only_workers_of_ray_run_under_nsight() -> None:
+    assert engine("-tp", "2", "--ray-workers-use-nsight").parallel.executor == "ray"
+    with pytest.raises(ConfigError, match="--ray-workers-use-nsight: mp has no Ray workers"):
+        engine("-tp", "2", "--ray-workers-use-nsight", "--distributed-executor-backend", "mp")
+
+
+@pytest.mark.option("distributed-executor-backend")
+def test_a_server_is_started_by_nobody_else() -> None:
+    with pytest.raises(ConfigError, match="--distributed-executor-backend: external_launcher is for an LLM"):
+        check_served(engine("--distributed-executor-backend", "external_launcher").parallel)
 
 
 @pytest.mark.option("numa-bind", "numa-bind-nodes", "numa-bind-cpus")
