@@ -63,9 +63,9 @@ def run_rank(config: EngineConfig, seat: Seat, address: LinkAddress, patience_s:
 class _Rank:
     def __init__(self, config: EngineConfig, seat: Seat, link: Link, aside: Link) -> None:
         engines, cpus = config.engines_on_host, len(os.sched_getaffinity(0))
-        self._config = replace(
-            config, engines_on_host=engines * seat.beside, threads=max(1, cpus // (engines * seat.beside))
-        )
+        # Ranks that are bound have CPUs of their own.
+        sharers = engines * (1 if config.parallel.numactl else seat.beside)
+        self._config = replace(config, engines_on_host=engines * seat.beside, threads=max(1, cpus // sharers))
         self._seat, self._link, self._aside = seat, link, aside
         self._meeting: Meeting | None = None
         self._place = Place()

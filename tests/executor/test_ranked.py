@@ -37,7 +37,8 @@ class Extension:
     def where(self) -> dict[str, Any]:
         """The worker's process and CPUs, and how many layers it has."""
         layers = len(self._model.cache_specs())  # type: ignore[attr-defined]
-        return {"pid": os.getpid(), "layers": layers, "cpus": sorted(os.sched_getaffinity(0))}
+        threads = self._config.threads  # type: ignore[attr-defined]
+        return {"pid": os.getpid(), "layers": layers, "cpus": sorted(os.sched_getaffinity(0)), "threads": threads}
 
     def fail(self) -> None:
         """Raise."""
@@ -118,10 +119,11 @@ def test_two_stages_of_two_ranks(model: Path, wanted: list[Any]) -> None:
 @pytest.mark.skipif(shutil.which("numactl") is None or os.cpu_count() == 1, reason="no numactl, or one CPU")
 @pytest.mark.option("numa-bind", "numa-bind-nodes", "numa-bind-cpus")
 def test_workers_are_bound_to_their_cpus(model: Path, wanted: list[Any]) -> None:
-    bound = {"numa_bind": True, "numa_bind_nodes": [0, 0], "numa_bind_cpus": ["0", "1"]}
+    bound = {"numa_bind": True, "numa_bind_nodes": [0, 0], "numa_bind_cpus": ["0", "0-1"]}
     extension = f"{__name__}.Extension"
     with LLM(str(model), tensor_parallel_size=2, worker_extension_cls=extension, **bound, **COMMON) as llm:
-        assert [one["cpus"] for one in llm.collective_rpc("where")] == [[0], [1]]
+        found = llm.collective_rpc("where")
+        assert [(one["cpus"], one["threads"]) for one in found] == [([0], 1), ([0, 1], 2)]
         assert tokens(llm) == wanted
 
 
